@@ -11,9 +11,8 @@ import inspect
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,55 +27,31 @@ _FORKS.set_forkserver_preload(
         "torchrec.distributed.planner",
         "evenshard.torchrec",
         "support.effort",
-        "support.training_job",
-        "support.sharding_cases",
+        "support.torchrec_training",
     ]
 )
 
 
 def run_ranks(
-    process: Callable[[int, Path], Any],
-    world_size: int,
-    out: Path,
-    flags: Sequence[str] = (),
-    join: bool = True,
-    **env: str,
+    process: Callable[[int, Path], Any], world_size: int, out: Path, join: bool = True, **env: str
 ) -> list[Any]:
-    """Runs a function on all ranks at once, with a process group of gloo between them.
+    """Runs a function of the test's own file on all ranks at once, and returns what it returned on each.
 
-    Args:
-        process: a function of the test's own file; takes the rank and ``out``.
-        world_size: number of ranks.
-        out: folder that they share.
-        flags: of python; ranks that have any are forks of a process of their own.
-        join: whether the ranks are in a process group; otherwise the function makes one.
-        env: more of the environment.
-
-    Returns:
-        what each rank returned, by rank.
+    The function takes the rank and ``out``, a folder of all ranks. They are in a process group of gloo if ``join``.
     """
-    named = (process.__module__, inspect.getfile(process), process.__name__)
-    if flags:
-        assert join
-        command = [sys.executable, *flags, "-m", "support.ranks", *named, str(world_size), str(out)]
-        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    else:
-        _launch(*named, world_size, out, join, env)
-    return [pickle.loads(_notes(out, rank).read_bytes()) for rank in range(world_size)]
+    _launch(process.__module__, inspect.getfile(process), process.__name__, world_size, out, join, env)
+    return [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(world_size)]
 
 
 def _launch(module: str, file: str, name: str, world_size: int, out: Path, join: bool, env: Mapping[str, str]) -> None:
-    ranks = [
-        _FORKS.Process(target=_rank, args=(module, file, name, rank, world_size, out, join, env))
-        for rank in range(world_size)
-    ]
+    given = [(module, file, name, rank, world_size, out, join, env) for rank in range(world_size)]
+    ranks = [_FORKS.Process(target=_rank, args=one) for one in given]
     for one in ranks:
         one.start()
     try:
         for one in ranks:
             one.join(PATIENCE_S)
-        said = [_said(out, rank).read_text()[-3000:] for rank in range(world_size)]
+        said = [(out / f"said-{rank}").read_text()[-3000:] for rank in range(world_size)]
         assert not any(one.exitcode for one in ranks), "\n".join(said)
     finally:
         for one in ranks:
@@ -88,7 +63,7 @@ def _rank(
     module: str, file: str, name: str, rank: int, world_size: int, out: Path, join: bool, env: Mapping[str, str]
 ) -> None:
     """One of the ranks. It knows the test's file by the name that pytest gave it, so that both read pickles."""
-    said = os.open(_said(out, rank), os.O_WRONLY | os.O_CREAT)
+    said = os.open(out / f"said-{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(said, 1)
     os.dup2(said, 2)
     import torch
@@ -107,18 +82,6 @@ def _rank(
     sys.modules[module] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[module])
     notes = getattr(sys.modules[module], name)(rank, out)
-    _notes(out, rank).write_bytes(pickle.dumps(notes))
+    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
     if join:
         dist.destroy_process_group()
-
-
-def _said(out: Path, rank: int) -> Path:
-    return out / f"said-{rank}"
-
-
-def _notes(out: Path, rank: int) -> Path:
-    return out / f"notes-{rank}.pickle"
-
-
-if __name__ == "__main__":
-    _launch(*sys.argv[1:4], int(sys.argv[4]), Path(sys.argv[5]), True, {})

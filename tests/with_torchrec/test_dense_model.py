@@ -40,10 +40,6 @@ def test_a_layer_at_two_paths_counts_once() -> None:
     assert dense_bytes(model) == dense_bytes(Model())
 
 
-def test_a_model_of_tables_alone_has_none() -> None:
-    assert dense_bytes(Model().tables) == 0
-
-
 def test_an_unknown_optimizer_is_refused() -> None:
     with pytest.raises(BadConfig, match=r"optimizer is 'lion'\. Choose from sgd, momentum, adagrad, adam"):
         dense_bytes(Model(), "lion")

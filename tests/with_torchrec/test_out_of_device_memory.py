@@ -16,16 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.base.units import gb_to_bytes
@@ -39,62 +38,56 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.sources import load_catalog
 from evenshard.torchrec import sharding_plan, shards_of, tables_of
-from support.torchrec_builders import META
+from support.torchrec_builders import META, config
+from support.torchrec_training import module_sharders
 
 WORLD_SIZE, LOCAL_WORLD_SIZE, BATCH_SIZE = 16, 8, 65_536
-RANKS = (0, 13)
+RANK = 13
 TOTAL_BYTES = 4 * 10**12
 # FBGEMM lists the rows of tables with caches in Python: these are wide, so that they are few.
-DIM = 512
+DIM = 1024
 LOCATIONS = {"fused": "DEVICE", "fused_uvm": "MANAGED", "fused_uvm_caching": "MANAGED_CACHING"}
 # Rows of a set of FBGEMM's caches, of which it has whole ones.
 SETS = 32
+
+
+CASES = {
+    "as the search chooses": ((), "sgd"),
+    "caches alone": (("fused", "fused_uvm_caching"), "rowwise_adagrad"),
+}
 
 
 @cache
 def model() -> nn.Module:
     """MLPerf's features, each with as many rows as make 4 TB of all tables."""
     rows = TOTAL_BYTES // 26 // (DIM * 4)
-    configs = [
-        EmbeddingBagConfig(name=one.name, feature_names=[one.name], num_embeddings=rows, embedding_dim=DIM)
-        for one in load_catalog("mlperf_dlrm_v2", BATCH_SIZE)
-    ]
-    return EmbeddingBagCollection(tables=configs, device=META)
+    return EmbeddingBagCollection(
+        [config(one.name, rows, DIM) for one in load_catalog("mlperf_dlrm_v2", BATCH_SIZE)], device=META
+    )
 
 
 @cache
-def answer(kernels: tuple[str, ...], training_pipeline: str, optimizer: str) -> PlacementAnswer:
+def answer(name: str) -> PlacementAnswer:
     """Two nodes, each with 2 TB of host memory and 8 GPUs of 80 GB, of which 15 % are reserved."""
+    kernels, optimizer = CASES[name]
     known = {one.name: one for one in load_catalog("mlperf_dlrm_v2", BATCH_SIZE)}
     tables = tuple(
         replace(one, pooling_factor=known[one.name].pooling_factor, reuse_bins=known[one.name].reuse_bins)
         for one in tables_of(model())
     )
+    links = {"intra": "h100_nvlink", "inter": "infiniband_ndr"}
     request = PlacementRequest(
         tables,
         (gb_to_bytes(80),) * WORLD_SIZE,
         BATCH_SIZE,
         optimizer=optimizer,
         reserved_share=0.15,
-        training_pipeline=training_pipeline,
+        training_pipeline="sparse_dist",
         compute_kernels=kernels,
         hardware="simulated:h100",
-        machine=Nodes(
-            WORLD_SIZE,
-            LOCAL_WORLD_SIZE,
-            intra="h100_nvlink",
-            inter="infiniband_ndr",
-            host_bytes=(gb_to_bytes(2048),) * 2,
-        ),
+        machine=Nodes(WORLD_SIZE, LOCAL_WORLD_SIZE, host_bytes=(gb_to_bytes(2048),) * 2, **links),
     )
     return place_request(request, DeviceModel(request.hardware))
-
-
-CASES = {
-    "as the search chooses": ((), "sparse_dist", "sgd"),
-    "caches alone": (("fused", "fused_uvm_caching"), "sparse_dist", "rowwise_adagrad"),
-    "caches alone, prefetched": (("fused", "fused_uvm_caching"), "prefetch", "sgd"),
-}
 
 
 # TorchRec without a GPU -----------------------------------------------------------------------------------------------
@@ -104,26 +97,20 @@ class _Gpu:
     total_memory = 80 * 2**30
 
 
-@dataclass(frozen=True)
-class Call:
-    """One of FBGEMM's modules on a rank: tables that are looked up together.
+class Call(NamedTuple):
+    """One of FBGEMM's modules on the rank: tables that are looked up together."""
 
-    Attributes:
-        config: TorchRec's grouped configuration.
-        module: FBGEMM's.
-    """
-
-    config: Any
+    config: Any  # TorchRec's grouped configuration
     module: Any
 
 
 @contextmanager
-def rank_of_a_fake_group(rank: int) -> Iterator[None]:
+def rank_of_a_fake_group() -> Iterator[None]:
     """torch's fake process group, which sends nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with patch.dict("os.environ", {"LOCAL_WORLD_SIZE": str(LOCAL_WORLD_SIZE)}):
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD_SIZE)
+        dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=WORLD_SIZE)
         try:
             yield
         finally:
@@ -159,24 +146,19 @@ def laid_out_as_on_a_gpu() -> Iterator[None]:
 
 
 @cache
-def calls(name: str, rank: int) -> list[Call]:
-    """The calls of a rank, as ``DistributedModelParallel`` makes them of the plan of a case's answer."""
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+def calls(name: str) -> list[Call]:
+    """The calls of the rank, as ``DistributedModelParallel`` makes them of the plan of a case's answer."""
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.types import ShardingEnv
 
-    one = answer(*CASES[name])
-    kinds = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
-    sharders: list[Any] = [EmbeddingBagCollectionSharder({"optimizer": kinds[one.request.optimizer]})]
-    with rank_of_a_fake_group(rank), laid_out_as_on_a_gpu():
-        env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
+    one = answer(name)
+    with rank_of_a_fake_group(), laid_out_as_on_a_gpu():
         sharded = DistributedModelParallel(
             model(),
-            env,
+            ShardingEnv.from_process_group(dist.GroupMember.WORLD),
             META,
             plan=sharding_plan(one, model()),
-            sharders=sharders,
+            sharders=module_sharders(one.request.optimizer),
             init_data_parallel=False,
             init_parameters=False,
         ).module
@@ -186,27 +168,22 @@ def calls(name: str, rank: int) -> list[Call]:
 # Facts ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name if name == "caches alone" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_the_answer_is_legal_and_its_plan_comes_back(name: str) -> None:
-    one = answer(*CASES[name])
+    one = answer(name)
     assert sum(table.size_bytes for table in one.request.tables) == pytest.approx(TOTAL_BYTES, rel=1e-6)
     check_sharding(one.task, one.parts)
     assert shards_of(sharding_plan(one, model()), one.request.tables) == one.parts
     assert any(part.storage.is_on_host for part in one.parts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_part_is_where_the_answer_says_on_its_rank(name: str, rank: int) -> None:
+def test_every_part_is_where_the_answer_says_on_its_rank(name: str) -> None:
     """With its rows, its columns and, of a cache, its load factor, which all parts of the call share."""
-    one = answer(*CASES[name])
-    expected = sorted(_of_part(part) for part in one.parts if rank in part.devices)
+    one = answer(name)
+    expected = sorted(_of_part(part) for part in one.parts if RANK in part.devices)
     found = []
-    for call in calls(name, rank):
+    for call in calls(name):
         tables = zip(call.config.embedding_tables, call.module.embedding_specs, strict=True)
         for table, (rows, columns, location, device) in tables:
             assert device.name == "CUDA"
@@ -216,18 +193,16 @@ def test_every_part_is_where_the_answer_says_on_its_rank(name: str, rank: int) -
 
 
 def _of_part(part: TablePart) -> tuple[str, int, int, str, float]:
-    storage = part.storage
-    return part.table, part.rows.size, part.columns.size, LOCATIONS[storage.kernel], storage.load_factor
+    return part.table, part.rows.size, part.columns.size, LOCATIONS[part.storage.kernel], part.storage.load_factor
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_fbgemm_lays_out_what_the_answer_counts(name: str) -> None:
     """Weights in device and host memory, states and caches, but for the last set of each cache."""
-    one, rank = answer(*CASES[name]), RANKS[0]
+    one, rank = answer(name), RANK
     known = {table.name: table for table in one.request.tables}
     counted = [memory_of_part(one.task, known[part.table], part) for part in one.parts if rank in part.devices]
-    found = calls(name, rank)
+    found = calls(name)
     assert sum(_bytes(call.module.weights_uvm) for call in found) == sum(part.host_bytes for part in counted)
     in_caches = sum(_bytes(call.module.lxu_cache_weights) for call in found)
     in_device_memory = in_caches + sum(_bytes(call.module.weights_dev) for call in found)
@@ -249,10 +224,9 @@ def _bytes(tensor: torch.Tensor) -> int:
     return math.prod(tensor.shape) * tensor.element_size()
 
 
-@pytest.mark.slow
 def test_tables_of_other_widths_or_load_factors_have_caches_of_their_own() -> None:
     """TorchRec's one cache for all would have rows as wide as the widest, and the mean load factor."""
-    cached = [call for rank in RANKS for call in calls("caches alone", rank) if call.module.lxu_cache_weights.numel()]
+    cached = [call for call in calls("caches alone") if call.module.lxu_cache_weights.numel()]
     assert cached
     for call in cached:
         assert len({table.local_cols for table in call.config.embedding_tables}) == 1

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
 
 import evenshard
 from evenshard.base.errors import BadConfig
+from evenshard.placement.placement import check_sharding
 from evenshard.torchrec import EvenshardPlanner
 from support.request_builders import untrained
-from support.torchrec_builders import ITEM, META, USER, Model
-from support.traffic_builders import write_parquet
+from support.torchrec_builders import META, USER, Model
 
 MODEL, TWO = untrained(), 2
 CONSTRAINTS = {
@@ -41,21 +41,6 @@ def test_numbers_and_lists_are_the_lookups_of_the_planner() -> None:
     assert answer.predicted_ms == planner.answer.predicted_ms > placed().predicted_ms
 
 
-def test_lookups_are_given_to_tables_of_every_source(tmp_path: Path) -> None:
-    record = {"name": "a", "num_rows": 1000, "embedding_dim": 8, "pooling_factor": 2}
-    file = tmp_path / "t.yaml"
-    file.write_text("- {name: a, num_rows: 1000, embedding_dim: 8, pooling_factor: 2}\n")
-    for tables in ([record], str(file), [evenshard.Table("a", 1000, 8, 2.0)]):
-        assert placed(tables, pooling_factors={"a": [9.0]}).request.tables[0].pooling_factor == 9.0
-    traffic = write_parquet(
-        tmp_path / "sample", {"user_id": [[1], [2]], "clicks": [[1, 2], [3, 4]], "wide": [[1], [2]]}
-    )
-    collection = EmbeddingBagCollection(tables=USER, device=META)
-    counted = placed(collection, traffic=traffic, pooling_factors={"wide": 5.0})
-    assert [one.pooling_factor for one in counted.request.tables] == [1.0, 2.0, 5.0]
-    assert "lookups per sample" not in counted.summary()
-
-
 def test_constraints_bound_types_and_count_as_in_the_planner() -> None:
     planner = EvenshardPlanner(
         world_size=TWO,
@@ -79,45 +64,15 @@ def test_constraints_bound_types_and_count_as_in_the_planner() -> None:
     }
 
 
-def test_a_table_too_narrow_for_its_constraint_stays_whole_as_in_the_planner() -> None:
-    narrow = {"tags": ParameterConstraints(sharding_types=["column_wise"])}
-    assert placed(constraints=narrow).type_of_table["tags"] == "table_wise"
-
-
-def test_constraints_of_tables_that_are_not_there_are_named() -> None:
-    notes = placed(constraints={**CONSTRAINTS, "gone": ParameterConstraints()}).notes
-    assert "constraints names tables that the model does not have: gone." in notes
-
-
-def test_pooling_factors_stand_against_those_of_constraints() -> None:
-    both = placed(constraints=CONSTRAINTS, pooling_factors={"clicks": 2.0})
-    assert {one.name: one.pooling_factor for one in both.request.tables}["clicks"] == 2.0
-
-
 @pytest.mark.parametrize(
     ("tables", "named", "message"),
     [
-        (
-            "mlperf_dlrm_v2",
-            {"constraints": CONSTRAINTS},
-            "constraints apply only to tables of a TorchRec model. For these",
-        ),
-        (
-            [evenshard.Table("a", 9, 8, 1.0)],
-            {"constraints": CONSTRAINTS},
-            "constraints apply only to tables of a TorchRec",
-        ),
+        ("mlperf_dlrm_v2", {"constraints": CONSTRAINTS}, "constraints apply only to tables of a TorchRec model. For"),
         (USER, {"constraints": [1]}, r"constraints is \[1\], not a mapping"),
-        (USER, {"constraints": {"id": [1]}}, r"constraints of table 'id' are \[1\]. Give TorchRec's constraints"),
         (
             USER,
             {"constraints": {"id": ParameterConstraints(pooling_factors=20.0)}},  # type: ignore[arg-type]
             "constraints of table 'id': pooling_factors are 20.0. Give a list with one number per feature",
-        ),
-        (
-            ITEM,
-            {"constraints": {"id": ParameterConstraints(pooling_factors=[2.0])}},
-            "1 pooling_factors for 2 features",
         ),
         (
             USER,
@@ -132,3 +87,26 @@ def test_pooling_factors_stand_against_those_of_constraints() -> None:
 def test_what_makes_no_sense_is_one_line(tables: Any, named: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig, match=message):
         placed(tables, **named)
+
+
+def test_sequences_of_a_public_model_are_read_and_placed() -> None:
+    """DLRMv3's streaming model (meta-recsys/generative-recommenders): 954 GB of items on devices of 120 GB."""
+    rows = {("item_id", "item_candidate_id"): 10**9, ("item_category_id",): 128, ("user_id",): 10**7}
+    configs = [
+        EmbeddingConfig(
+            name=features[0],
+            feature_names=list(features),
+            num_embeddings=number,
+            embedding_dim=512,
+            data_type=DataType.FP16,
+        )
+        for features, number in rows.items()
+    ]
+    model = EmbeddingCollection(tables=configs, device=META)
+    lookups = {"item_id": 2000.0, "item_candidate_id": 32.0}  # the first is that of the feature, not of its table
+    answer = evenshard.place(model, 16, 120, batch_size=1024, inter="infiniband_ndr", pooling_factors=lookups)
+    item, _, user = answer.request.tables
+    assert (item.feature_pooling_factors, item.outputs_per_sample, user.pooling_factor) == ((2000.0, 32.0), 2032.0, 1.0)
+    assert (item.dtype, item.pooling, item.size_bytes) == ("fp16", "none", 1024 * 10**9)
+    check_sharding(answer.task, answer.parts)
+    assert answer.type_of_table["item_id"] == "row_wise"

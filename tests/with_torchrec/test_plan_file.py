@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from evenshard.base.errors import BadConfig, BadFile, MissingPackage
-from evenshard.cli import main
 from evenshard.placement.parts import Storage
-from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
@@ -58,14 +56,6 @@ def test_an_answer_is_a_plan(split: bool) -> None:
     assert sharding_plan(one, model, local_world_size=1, compute_device="cpu") != plan
 
 
-def test_an_answer_for_other_ranks_is_refused() -> None:
-    one = answer(False)
-    with pytest.raises(BadConfig, match="the placement has 4 devices, but world_size is 2"):
-        sharding_plan(one, one.request.tables, Model(META), 2)
-    with pytest.raises(BadConfig, match="the model is missing"):
-        sharding_plan(Placement((0,) * 5, 1), one.request.tables)  # type: ignore[call-overload]
-
-
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +68,8 @@ def test_a_file_becomes_the_plan_of_its_answer(tmp_path: Path, split: bool) -> N
     ranks: dict[str, Any] = {"local_world_size": 1, "compute_device": "cpu"}
     assert load_plan(str(tmp_path / "nodes.json"), model) == sharding_plan(one, model, **ranks)
     assert load_plan(tmp_path / "plan.json", model, **ranks) == sharding_plan(one, model, **ranks)
+    with pytest.raises(BadConfig, match=r"table 'user\.ebc\.id' is not in the model"):
+        load_plan(tmp_path / "plan.json", model.user)
 
 
 def offloaded(training_pipeline: str, *storages: Storage) -> PlacementAnswer:
@@ -103,21 +95,9 @@ def test_a_file_says_where_weights_are_kept(tmp_path: Path, training_pipeline: s
     content = json.loads(path.read_text())["tables"]
     known = {} if prefetched is None else {"prefetch_pipeline": prefetched}
     assert content["user.ebc.id"]["cache_params"] == {"algorithm": "LRU", "load_factor": 0.05, **known}
-    assert [content[name]["compute_kernel"] for name in content] == [
-        *(one.kernel for one in ELSEWHERE),
-        "fused",
-        "fused",
-    ]
+    kernels = [*(one.kernel for one in ELSEWHERE), "fused", "fused"]
+    assert [content[name]["compute_kernel"] for name in content] == kernels
     assert "cache_params" not in content["clicks"]
-
-
-def test_a_file_for_the_cpu_is_the_plan_for_the_cpu(tmp_path: Path) -> None:
-    one, model, path = offloaded("prefetch", *ELSEWHERE[:2], Storage("host")), Model(META), tmp_path / "plan.json"
-    save_plan(one, path, compute_device="cpu")
-    assert load_plan(path, model) == sharding_plan(one, model, compute_device="cpu")
-    assert [part.storage for part in load_plan_parts(path)[0]][:3] == [*ELSEWHERE[:2], Storage()]
-    with pytest.raises(BadConfig, match="table 'wide' uses kernel host"):
-        save_plan(one, path)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +105,6 @@ def test_a_file_for_the_cpu_is_the_plan_for_the_cpu(tmp_path: Path) -> None:
     [
         (None, "types of table 'user.ebc.id' contradict each other"),
         ({"algorithm": "LFU", "load_factor": 0.05}, "algorithm is .LFU., not"),
-        ({"algorithm": "LRU", "load_factor": 0}, "load_factor is .*, not"),
         ({"algorithm": "LRU", "load_factor": 1.5}, "load_factor is .*, not"),
     ],
 )
@@ -149,17 +128,8 @@ def test_a_file_says_what_torchrec_says(tmp_path: Path) -> None:
     for whole in (theirs["user.ebc"]["id"], theirs["user.ebc"]["clicks"]):
         assert whole["sharding_type"] == "column_wise"  # beside a split one
         whole["sharding_type"] = "table_wise"
-    assert content["tables"] == json.loads(
-        json.dumps(
-            {
-                "user.ebc.id": theirs["user.ebc"]["id"],
-                "clicks": theirs["user.ebc"]["clicks"],
-                "wide": theirs["user.ebc"]["wide"],
-                "item.id": theirs["item"]["id"],
-                "tags": theirs["item"]["tags"],
-            }
-        )
-    )
+    ours = {"user.ebc.id": theirs["user.ebc"].pop("id"), "item.id": theirs["item"].pop("id")}
+    assert content["tables"] == json.loads(json.dumps({**ours, **theirs["user.ebc"], **theirs["item"]}))
     assert {shard["placement"] for shard in content["tables"]["wide"]["shards"]} == {"rank:0/cuda:0", "rank:1/cuda:0"}
     assert (content["world_size"], content["local_world_size"], content["compute_device"]) == (2, 1, "cuda")
     assert content["lineage"] == one.lineage
@@ -174,19 +144,6 @@ def test_writing_needs_no_torchrec(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_plan(tmp_path / "plan.json", Model(META))
 
 
-def test_nodes_and_devices_that_make_no_sense(tmp_path: Path) -> None:
-    one, path = answer(False), tmp_path / "plan.json"
-    with pytest.raises(BadConfig, match=r"local_world_size is 3. Give a divisor of world_size \(4\)"):
-        save_plan(one, path, local_world_size=3)
-    with pytest.raises(BadConfig, match="compute_device is 'tpu'"):
-        save_plan(one, path, compute_device="tpu")
-    save_plan(one, path)
-    with pytest.raises(BadConfig, match=r"local_world_size is 0. Give a divisor of world_size \(4\)"):
-        load_plan(path, Model(META), local_world_size=0)
-    with pytest.raises(BadConfig, match="compute_device is ''"):
-        load_plan(path, Model(META), compute_device="")
-
-
 def wide(content: dict[str, Any]) -> dict[str, Any]:
     return content["tables"]["wide"]  # type: ignore[no-any-return]
 
@@ -195,28 +152,16 @@ def wide(content: dict[str, Any]) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda c: c.update(schema_version=2), "schema_version is 2, not 1"),
-        (lambda c: c.pop("world_size"), "world_size is missing"),
-        (lambda c: c.update(more=1), "'more' is unknown"),
         (lambda c: c.update(compute_device="tpu"), "compute_device is 'tpu', not 'cuda' or 'cpu'"),
         (lambda c: c.update(world_size=1), "'user.ebc.id' is on device|'clicks' is on device 1, but the devices are"),
         (lambda c: c.update(local_world_size=1), "types of table '.*' contradict each other"),
         (lambda c: wide(c).update(sharding_type="table_wise"), "types of table 'wide' contradict each other"),
-        (lambda c: wide(c).update(compute_kernel="dense"), "types of table 'wide' contradict each other"),
         (lambda c: wide(c)["ranks"].reverse(), "types of table 'wide' contradict each other"),
-        (lambda c: wide(c)["shards"].reverse(), "types of table 'wide' contradict each other"),
         (lambda c: wide(c)["shards"][1].update(placement="rank:7/cuda:7"), "table 'wide' contradict each other"),
-        (
-            lambda c: wide(c)["shards"][1].update(shard_offsets=[1, 12]),
-            "table 'wide' has shards with the rows 0:30; each",
-        ),
-        (
-            lambda c: wide(c)["shards"][1].update(shard_sizes=[29, 12]),
-            "shards with the rows 0:29; each",
-        ),
+        (lambda c: wide(c)["shards"][1].update(shard_sizes=[29, 12]), "shards with the rows 0:29; each"),
         (lambda c: wide(c)["shards"][0].update(shard_sizes=[30, 8]), "shards with the columns 0:8, 12:24; each"),
         (lambda c: wide(c)["ranks"].pop(), "table 'wide' has 1 ranks for 2 shards"),
         (lambda c: wide(c).update(ranks=[], shards=[]), "table 'wide' has 0 ranks for 0 shards"),
-        (lambda c: wide(c)["shards"][0].update(shard_sizes=[0, 12]), "shards with the columns 12:24; each"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, message: str) -> None:
@@ -230,33 +175,10 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, 
     assert str(path) in str(caught.value) and "--format torchrec" in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "no such file"), ("{", "is not a TorchRec plan: it is not JSON")])
-def test_a_file_that_is_no_plan(tmp_path: Path, text: str | None, message: str) -> None:
-    if text is not None:
-        (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(BadFile, match=message):
+def test_a_file_that_is_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(BadFile, match="is not a TorchRec plan: it is not JSON"):
         load_plan(tmp_path / "plan.json", Model(META))
-    with pytest.raises(BadFile, match="cannot be read"):
-        load_plan(tmp_path, Model(META))
-
-
-def test_a_plan_of_another_models_tables_is_refused(tmp_path: Path) -> None:
-    model = Model(META)
-    save_plan(answer(False), tmp_path / "plan.json")
-    with pytest.raises(BadConfig, match=r"table 'user\.ebc\.id' is not in the model"):
-        load_plan(tmp_path / "plan.json", model.user)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--format", "torchrec"], "--format torchrec writes a file. Name it: -o plan.json."),
-        (["--local-world-size", "4"], "--local-world-size is for TorchRec plans. Add --format torchrec"),
-    ],
-)
-def test_flags_that_need_others(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
-    assert main(["place", "mlperf_dlrm_v2", *flags]) == 2
-    assert message in capsys.readouterr().err
 
 
 # Comparisons ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from evenshard.measure.placements import simulate_cost
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, whole_part
 from evenshard.placement.placement import Placement, parts_by_table
-from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, matching_types
+from evenshard.placement.sharding import SEQUENCE_TYPES, matching_types
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
@@ -25,7 +25,7 @@ from evenshard.torchrec import TablePart, placement_of, predicted, sharding_plan
 from evenshard.torchrec.plan.plans import find_unsupported_kernels
 from support.builders import table
 from support.request_builders import untrained
-from support.torchrec_builders import META, SPLIT, USER, Model, part_of, topology
+from support.torchrec_builders import META, SPLIT, USER, Model, topology
 from support.torchrec_training import Everything, bag, in_parts, module_sharders
 
 # Plans ----------------------------------------------------------------------------------------------------------------
@@ -74,12 +74,6 @@ def test_a_replica_and_rows_on_too_many_ranks_by_hand() -> None:
     assert replicated.ranks == [0, 1, 2, 3]
 
 
-def test_a_whole_table_may_have_any_dim() -> None:
-    odd = EmbeddingBagCollection(tables=[replace(USER[0], embedding_dim=6)], device=META)
-    plan = sharding_plan(Placement((1,), 2), tables_of(odd), odd)
-    assert plan.plan[""]["id"].ranks == [1]
-
-
 def test_a_plan_comes_back_as_it_went_whatever_the_order_of_tables() -> None:
     model = Model(META)
     tables = tables_of(model)
@@ -123,8 +117,7 @@ def torchrecs_plan(way: str | None) -> ShardingPlan:
     return planner.plan(Everything(META), module_sharders())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [None, *SHARDING_TYPES])
+@pytest.mark.parametrize("way", [None, "row_wise", "grid_shard", "data_parallel"])
 def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> None:
     """Those of its own choice, and those of each type; where it puts columns twice on a rank, they are one part."""
     plan = torchrecs_plan(way)
@@ -140,8 +133,7 @@ def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> No
     links = Links(link("h100_nvlink"), link("infiniband_ndr"))
     assert simulate_cost(task, parts, [h100] * 4, links).max_device_ms > 0
     priced = predicted(plan, request, untrained())
-    assert priced.predicted_ms > 0 and priced.parts == parts
-    assert not find_unsupported_kernels(plan, EVERYTHING)
+    assert priced.predicted_ms > 0 and priced.parts == parts and not find_unsupported_kernels(plan, EVERYTHING)
 
 
 def test_a_table_on_another_kernel_is_read_as_it_lives_and_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,6 +170,11 @@ def test_kernels_by_hand() -> None:
     on_ssd = kept(Storage("key_value", 0.5))
     assert (on_ssd.compute_kernel, on_ssd.cache_params.load_factor) == ("key_value", 0.5)
     assert on_ssd.key_value_params == KeyValueParams(max_l1_cache_size=1)  # MB, TorchRec's smallest
+    for kernel in ("host", "key_value"):
+        on_cpu = kept(Storage(kernel), "cpu")
+        assert (on_cpu.compute_kernel, on_cpu.cache_params, on_cpu.key_value_params) == ("fused", None, None)
+    with pytest.raises(BadConfig, match="'p_sum' uses kernel host, which TorchRec does not have on GPU ranks"):
+        kept(Storage("host"))
 
 
 def test_a_cache_of_ssds_is_no_larger_than_it_should_be() -> None:
@@ -188,46 +185,13 @@ def test_a_cache_of_ssds_is_no_larger_than_it_should_be() -> None:
     assert sharding_plan(halves, tables, collection, 2).plan[""]["big"].key_value_params.max_l1_cache_size == 16
 
 
-@pytest.mark.parametrize(("load_factor", "taken"), [(0.05, 0.05), (0.2, 0.2), (0.5, 0.2)])
-def test_torchrecs_cache_of_ssds_is_a_fifth_of_the_rows_or_less(load_factor: float, taken: float) -> None:
-    """2**20 rows of 32 FP32 weights, sets of 32 rows; the limit is of whole MB."""
-    from torchrec.distributed.batched_embedding_kernel import _populate_ssd_tbe_params
-    from torchrec.distributed.embedding_sharding import group_tables
-    from torchrec.distributed.embedding_types import EmbeddingComputeKernel, ShardedEmbeddingTable
-    from torchrec.distributed.utils import add_params_from_parameter_sharding
-
-    rows = 2**20
-    collection = EmbeddingBagCollection(tables=[bag("big", rows, dim=32)], device=META)
-    (one,) = tables_of(collection)
-    parts = [replace(part, storage=Storage("key_value", load_factor)) for part in in_parts(one, "table_wise", TWO, 0)]
-    entry = sharding_plan(parts, [one], collection, 2).plan[""]["big"]
-    sharded = ShardedEmbeddingTable(
-        num_embeddings=rows,
-        embedding_dim=32,
-        name="big",
-        local_rows=rows,
-        local_cols=32,
-        compute_kernel=EmbeddingComputeKernel(entry.compute_kernel),
-        fused_params=add_params_from_parameter_sharding({}, entry),
-    )
-    (call,) = group_tables([[sharded]])[0]
-    assert _populate_ssd_tbe_params(call)["cache_sets"] == pytest.approx(taken * rows / 32, rel=0.07)
-
-
-def test_the_hosts_processor_has_no_kernel_beside_gpus() -> None:
-    with pytest.raises(BadConfig, match="'p_sum' uses kernel host, which TorchRec does not have on GPU ranks"):
-        kept(Storage("host"))
-
-
-@pytest.mark.parametrize("kernel", ["host", "key_value"])
-def test_on_the_cpu_all_memory_is_the_hosts(kernel: str) -> None:
-    on_cpu = kept(Storage(kernel), "cpu")
-    assert (on_cpu.compute_kernel, on_cpu.cache_params, on_cpu.key_value_params) == ("fused", None, None)
-
-
-@pytest.mark.parametrize("way", ["table_wise", "column_wise", "row_wise"])
 @pytest.mark.parametrize(
-    "storage", [Storage("fused_uvm_caching", 0.05), Storage("fused_uvm"), Storage("key_value", 0.3)], ids=str
+    ("storage", "way"),
+    [
+        (Storage("fused_uvm_caching", 0.05), "table_wise"),
+        (Storage("fused_uvm"), "row_wise"),
+        (Storage("key_value", 0.3), "column_wise"),
+    ],
 )
 def test_where_weights_are_kept_comes_back_as_it_went(storage: Storage, way: str) -> None:
     collection = EmbeddingBagCollection(tables=[bag("one", 50)], device=META)
@@ -252,21 +216,9 @@ def test_a_cache_without_a_load_factor_has_torchrecs_own(cache: CacheParams | No
     found = {part.table: part.storage for part in shards_of(plan, EVERYTHING)}
     assert found.pop("p_sum") == storage and set(found.values()) == {Storage()}
     assert not find_unsupported_kernels(plan, EVERYTHING)
-
-
-def test_a_cache_of_no_rows_is_refused() -> None:
-    plan = torchrecs_plan("table_wise")
-    entry = plan.plan["pooled"]["p_sum"]
-    entry.compute_kernel, entry.cache_params = "fused_uvm_caching", CacheParams(load_factor=0.0)
+    entry.cache_params = CacheParams(load_factor=0.0)
     with pytest.raises(BadConfig, match="table 'p_sum': load_factor"):
         shards_of(plan, EVERYTHING)
-
-
-def test_a_plan_of_whole_tables_comes_back_as_torchrecs() -> None:
-    model = Everything(META)
-    whole = torchrecs_plan("table_wise")
-    placement = placement_of(whole, EVERYTHING, 4)
-    assert sharding_plan(placement, EVERYTHING, model, local_world_size=2) == whole
 
 
 def test_an_unknown_type_is_refused() -> None:
@@ -287,12 +239,13 @@ def test_a_plan_of_other_tables_is_refused() -> None:
     plan = sharding_plan(Placement((0,) * 5, 1), tables, Model(META))
     with pytest.raises(BadConfig, match=r"the plan also shards 'item\.tags'"):
         shards_of(plan, tables[:4])
-    with pytest.raises(BadConfig, match="table 'new' is not in the plan"):
-        shards_of(plan, [*tables, table("new")])
-    with pytest.raises(BadConfig, match="table 'id' is in the plan 2 times"):
-        shards_of(plan, [replace(tables[0], name="id")])
-    with pytest.raises(BadConfig, match="table 'clicks' has shards with the rows 0:40; each of its 41"):
-        shards_of(plan, [tables[0], replace(tables[1], num_rows=41), *tables[2:]])
+    for given, message in (
+        ([*tables, table("new")], "table 'new' is not in the plan"),
+        ([replace(tables[0], name="id")], "table 'id' is in the plan 2 times"),
+        ([tables[0], replace(tables[1], num_rows=41), *tables[2:]], "'clicks' has shards with the rows 0:40; each of"),
+    ):
+        with pytest.raises(BadConfig, match=message):
+            shards_of(plan, given)
     with pytest.raises(BadConfig, match=r"table 'clicks' has shards with the columns 0:16; each of its 32"):
         placement_of(plan, [tables[0], replace(tables[1], embedding_dim=32), *tables[2:]], 1)
     with pytest.raises(BadConfig, match="the devices are 0 to 0"):
@@ -311,15 +264,15 @@ def test_ranks_and_shards_of_a_plan_must_agree() -> None:
 
 
 def parts_with(*of_wide: TablePart) -> list[TablePart]:
-    return [*(one for one in SPLIT if one.table != "wide"), *of_wide]
+    return [*SPLIT[2:], *of_wide]
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         (parts_with(), "'wide' has shards with the columns none; each of its 24 columns"),
-        (parts_with(part_of("wide", 0, 0, 8), part_of("wide", 1, 12, 24)), "has shards with the columns 0:8, 12:24;"),
-        (parts_with(part_of("narrow", 0, 0, 24)), "'narrow', which is not among the tables"),
+        (parts_with(SPLIT[1], replace(SPLIT[0], columns=Span(12, 24))), "has shards with the columns 0:8, 12:24;"),
+        (parts_with(replace(SPLIT[0], table="narrow")), "'narrow', which is not among the tables"),
         (Placement((0, 0, 0), 2), "the placement has 3 tables, but 5 tables are given"),
         (Placement((0,) * 5, 3), "the placement has 3 devices, but world_size is 2"),
     ],
@@ -334,14 +287,14 @@ def test_a_placement_of_another_models_tables_is_refused() -> None:
     model = Model(META)
     tables = tables_of(model)
     placement = Placement((0,) * 5, 1)
-    with pytest.raises(BadConfig, match="table 'x' is not in the model"):
-        sharding_plan(placement, [*tables[:4], replace(tables[4], name="x")], model)
-    with pytest.raises(BadConfig, match="table 'tags' of the model is not placed"):
-        sharding_plan(Placement((0,) * 4, 1), tables[:4], model)
-    with pytest.raises(BadConfig, match="placed with 21 x 4 weights, but has 20 x 4"):
-        sharding_plan(placement, [*tables[:4], replace(tables[4], num_rows=21)], model)
-    with pytest.raises(BadConfig, match="two tables are called 'clicks'"):
-        sharding_plan(placement, [tables[1], *tables[1:]], model)
+    for given, message in (
+        ([*tables[:4], replace(tables[4], name="x")], "table 'x' is not in the model"),
+        (tables[:4], "table 'tags' of the model is not placed"),
+        ([*tables[:4], replace(tables[4], num_rows=21)], "placed with 21 x 4 weights, but has 20 x 4"),
+        ([tables[1], *tables[1:]], "two tables are called 'clicks'"),
+    ):
+        with pytest.raises(BadConfig, match=message):
+            sharding_plan(Placement((0,) * len(given), 1), given, model)
     with pytest.raises(BadConfig, match="table parts do not state it"):
         sharding_plan(SPLIT, tables, model)
     with pytest.raises(BadConfig, match=r"local_world_size is 2. Give a divisor of world_size \(1\)"):

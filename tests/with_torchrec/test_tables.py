@@ -1,18 +1,16 @@
-"""Tables of TorchRec models, read from their configurations."""
+"""Tables of TorchRec models, read from their configurations, and several bags of a feature per sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
-from torchrec.distributed.embedding import EmbeddingCollectionSharder, set_ec_index_dedup
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_configs import DataType, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -26,10 +24,10 @@ from torchrec.modules.mc_modules import (
 from evenshard.base.errors import BadConfig
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.sources import complete_tables
-from evenshard.tables.table import Table
+from evenshard.tables.table import SEQUENCE, Table
 from evenshard.torchrec import EvenshardPlanner, tables_of
 from evenshard.torchrec.model.modules import find_collections, find_other_modules
-from evenshard.torchrec.model.tables import table_set_of
+from evenshard.torchrec.model.tables import bags_of, table_set_of, with_bags
 from support.torchrec_builders import GREEDY, ITEM, META, NAMES, USER, Model
 from support.traffic_builders import write_parquet
 
@@ -76,18 +74,6 @@ def test_sequences_have_no_pooling() -> None:
     assert tables_of(SEQUENCES, {"history": 500.0}) == (songs, users)
 
 
-@contextmanager
-def dedup_for_all() -> Iterator[None]:
-    """TorchRec's switch for all collections; it says that it will go."""
-    with pytest.warns(DeprecationWarning, match="use_index_dedup"):
-        set_ec_index_dedup(True)
-    try:
-        yield
-    finally:
-        with pytest.warns(DeprecationWarning, match="use_index_dedup"):
-            set_ec_index_dedup(False)
-
-
 def test_sequences_are_deduplicated_where_their_sharder_does_it() -> None:
     model = Model(META)
     model.sequence = EmbeddingCollection(tables=SEQUENCES, device=META)
@@ -95,14 +81,9 @@ def test_sequences_are_deduplicated_where_their_sharder_does_it() -> None:
     def deduplicated(**sharders: Any) -> set[str]:
         return {one.name for one in tables_of(model, **sharders) if one.is_deduplicated}
 
-    both = {"songs", "users"}
     assert deduplicated() == deduplicated(sharders=[EmbeddingCollectionSharder()]) == set()
-    assert (
-        deduplicated(sharders=[EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder(use_index_dedup=True)])
-        == both
-    )
-    with dedup_for_all():
-        assert deduplicated() == both
+    own = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder(use_index_dedup=True)]
+    assert deduplicated(sharders=own) == {"songs", "users"}
 
 
 def test_weighted_collections_have_weighted_tables() -> None:
@@ -111,21 +92,12 @@ def test_weighted_collections_have_weighted_tables() -> None:
     assert {one.is_weighted for one in tables_of(Model(META))} == {False}
 
 
-@pytest.mark.parametrize(
-    ("data_type", "bits", "dtype"),
-    [
-        (DataType.FP32, 32, "fp32"),
-        (DataType.FP16, 16, "fp16"),
-        (DataType.BF16, 16, "bf16"),
-        (DataType.NFP8, 8, "fp8"),
-        (DataType.INT8, 8, "int8"),
-        (DataType.UINT8, 8, "int8"),
-        (DataType.INT4, 4, "int4"),
-    ],
-)
-def test_data_types_of_weights(data_type: DataType, bits: int, dtype: str) -> None:
-    (found,) = tables_of([replace(USER[0], data_type=data_type)])
-    assert (found.weight_bits, found.dtype) == (bits, dtype)
+def test_data_types_of_weights() -> None:
+    types = {DataType.FP32: (32, "fp32"), DataType.BF16: (16, "bf16"), DataType.NFP8: (8, "fp8")}
+    types |= {DataType.UINT8: (8, "int8"), DataType.INT4: (4, "int4")}
+    for data_type, expected in types.items():
+        (found,) = tables_of([replace(USER[0], data_type=data_type)])
+        assert (found.weight_bits, found.dtype) == expected
 
 
 def test_tables_of_lists_and_of_one_collection() -> None:
@@ -144,16 +116,11 @@ def test_tables_of_lists_and_of_one_collection() -> None:
         (nn.Linear(1, 1), {}, "no EmbeddingBagCollection or EmbeddingCollection with tables"),
         (USER, {"click": 1.0}, "'click', which is neither a table nor a feature"),
         (USER, {"clicks": -1.0}, "table 'clicks': pooling_factor is -1.0"),
-        (
-            ITEM,
-            {"item_id": -1.0, "item_before": 2.0},
-            "table 'id': feature_pooling_factors contains a number that is -1",
-        ),
         ([*USER, *ITEM], {}, "two tables are called 'id'. Give the whole model"),
         (
             [replace(USER[0], data_type=DataType.INT2)],
             {},
-            "table 'id': data_type is INT2. Choose from fp32, fp16, bf16",
+            "table 'id': data_type is INT2. Choose from fp32, fp16",
         ),
         ([replace(USER[0], pooling=PoolingType.NONE, feature_names=["a", "a"])], {}, "table 'id': feature_names has"),
         ([replace(USER[0], name="clicks"), replace(USER[1], name="x")], {"clicks": 1.0}, "numbers for table 'x' too"),
@@ -216,15 +183,9 @@ def test_modules_of_other_kinds_are_left_to_torchrec(tmp_path: Path) -> None:
     model = Model(META)
     model.sequence = EmbeddingCollection(tables=SEQUENCES, device=META)
     model.positional, model.collisions = positional(), collisions()
-    virtual = EmbeddingConfig(
-        name="v",
-        feature_names=["v"],
-        num_embeddings=2**40,
-        embedding_dim=4,
-        use_virtual_table=True,
-        total_num_buckets=4,
-    )
-    model.virtual = EmbeddingCollection(tables=[virtual], device=META)
+    virtual = {"num_embeddings": 2**40, "embedding_dim": 4, "use_virtual_table": True, "total_num_buckets": 4}
+    tables = [EmbeddingConfig(name="v", feature_names=["v"], **virtual)]
+    model.virtual = EmbeddingCollection(tables=tables, device=META)
     assert list(find_collections(model)) == ["user.ebc", "item", "sequence"]
     others = {path: type(module).__name__ for path, module in find_other_modules(model).items()}
     assert others == {
@@ -255,6 +216,34 @@ def test_the_sharders_say_which_modules_have_tables() -> None:
     assert set(planner.plan(Model(META), only_bags).plan) == {"user.ebc", "item"}
 
 
-def test_configurations_of_bags_and_sequences_may_stand_in_one_list() -> None:
-    bag = EmbeddingBagConfig(name="bag", feature_names=["bag"], num_embeddings=5, embedding_dim=4)
-    assert [one.pooling for one in tables_of([bag, *SEQUENCES])] == ["sum", "none", "none"]
+CLICKS = Table("clicks", 100, 8, 4.0)
+BOTH = Table("items", 100, 8, 8.0, feature_names=("seen", "bought"), feature_pooling_factors=(6.0, 2.0))
+
+
+def test_a_whole_number_of_bags_is_whole_many_features() -> None:
+    found = with_bags(CLICKS, [3.0])
+    assert found.feature_names == ("clicks", "clicks#2", "clicks#3") and found.problem() is None
+    assert (found.pooling_factor, found.outputs_per_sample) == (12.0, 3.0)
+    assert with_bags(BOTH, [1.0, 2.0]).feature_pooling_factors == (6.0, 2.0, 2.0)
+    assert with_bags(CLICKS, [1.0]) == CLICKS
+
+
+def test_part_of_a_bag_is_a_bag_with_its_lookups() -> None:
+    found = with_bags(CLICKS, [2.5])
+    assert found.outputs_per_sample == 3 and found.pooling_factor == pytest.approx(10.0)
+    assert with_bags(CLICKS, [0.25]) == replace(CLICKS, pooling_factor=1.0)
+
+
+def test_a_sequence_has_an_output_for_each_lookup() -> None:
+    found = with_bags(replace(CLICKS, pooling=SEQUENCE), [2.5])
+    assert found.outputs_per_sample == found.pooling_factor == 10.0 and found.num_features == 1
+
+
+@pytest.mark.parametrize(("table", "bags"), [(CLICKS, (3.0,)), (BOTH, (1.0, 4.0)), (BOTH, (1.0, 1.0))])
+def test_bags_are_found_again(table: Table, bags: tuple[float, ...]) -> None:
+    assert bags_of(with_bags(table, bags)) == (table.feature_lookups, bags)
+
+
+def test_a_feature_that_is_called_so_stays_one() -> None:
+    own = replace(BOTH, feature_names=("a#2", "b"))
+    assert bags_of(own) == ((6.0, 2.0), (1.0, 1.0))

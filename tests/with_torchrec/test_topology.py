@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.planner.knobs import Memory
-from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.machine import (
     device_of_process,
-    links_of_topology,
     machine_of,
     topology_of,
-    with_memory,
 )
-from support.torchrec_builders import META, Model, topology
 
 GB = BYTES_PER_GB
 
@@ -80,33 +75,3 @@ def test_pods_are_those_of_the_jobs_environment(monkeypatch: pytest.MonkeyPatch)
     assert topology_of(machine).intra_group_size == 4
     monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", "9")
     assert machine_of(None, None, 2, "cuda", Memory(1, 0.0)).nodes.nodes_per_domain == 4, "all nodes"
-
-
-def test_memory_of_a_topology_is_replaced_in_a_copy() -> None:
-    given = topology(4, local_world_size=2, ddr_cap_bytes=GB)
-    found = with_memory(given, [1, 2, 3, 4], [10, 20])
-    assert [(one.storage.hbm, one.storage.ddr) for one in found.devices] == [(1, 10), (2, 10), (3, 20), (4, 20)]
-    assert given.devices[0].storage.hbm == GB
-    assert {one.storage.ddr for one in with_memory(given, [1] * 4, []).devices} == {0}
-
-
-def test_links_have_the_topologys_bandwidths() -> None:
-    assert links_of_topology(topology(2)) == ("", "13.4218gb_s")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("device", "says"), [("cpu", True), ("cuda", False)])
-def test_cpu_ranks_with_times_of_a_gpu_are_named(device: str, says: bool) -> None:
-    given: dict[str, Any] = {"hardware": "simulated:h100", "host_memory_gb": None}
-    planner = EvenshardPlanner(topology(2, device), **given)
-    plan = planner.plan(Model(META))
-    note = "The plan is for cpu ranks, but its times are for simulated:h100; another plan may be faster."
-    assert (note in planner.notes) is says
-    held = {
-        str(one.placement)
-        for of in plan.plan.values()
-        for entry in of.values()
-        if entry.sharding_spec  # type: ignore[attr-defined]
-        for one in entry.sharding_spec.shards
-    }
-    assert all(device in place for place in held)

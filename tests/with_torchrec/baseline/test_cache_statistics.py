@@ -8,14 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.proposers import EmbeddingOffloadScaleupProposer
 from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheParams
 
 from evenshard.tables.locality import distinct_rows, miss_ratio
@@ -49,42 +42,3 @@ def test_plans_with_it_are_copied_and_travel() -> None:
     params = CacheParams(load_factor=0.1, stats=TableStatistics(LINEAR, 64))
     for one in (copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
         assert one == params and one.stats.expected_miss_rate(0.1) == pytest.approx(0.9)
-
-
-@pytest.mark.parametrize("even", ["a", "c"])
-def test_torchrecs_proposer_keeps_the_table_in_device_memory_that_a_cache_does_not_help(even: str) -> None:
-    """Two tables that differ in their curves alone, and memory for one and a cache."""
-    rows, dim = 1_000_000, 64
-    assert LINEAR.miss_ratios is not None
-    curves = {"b": (0.0,) * 15, even: LINEAR.miss_ratios}
-    model = EmbeddingBagCollection(
-        device=torch.device("meta"),
-        tables=[
-            EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
-            for name in curves
-        ],
-    )
-    constraints = {
-        name: ParameterConstraints(
-            sharding_types=["table_wise"],
-            compute_kernels=["fused_uvm_caching"],
-            cache_params=CacheParams(
-                load_factor=0.05,
-                stats=TableStatistics(Table(name, rows, dim, 1.0, bins(1), miss_ratios=curve), 1024),
-            ),
-        )
-        for name, curve in curves.items()
-    }
-    room = int(1.2 * 4 * rows * dim)
-    topology = Topology(world_size=1, compute_device="cuda", hbm_cap=room, ddr_cap=10**12)
-    planner = EmbeddingShardingPlanner(
-        topology=topology,
-        batch_size=1024,
-        enumerator=EmbeddingEnumerator(topology, 1024, constraints),
-        proposer=EmbeddingOffloadScaleupProposer(),
-        constraints=constraints,
-        storage_reservation=FixedPercentageStorageReservation(0.0),
-    )
-    (plan,) = planner.plan(model, [EmbeddingBagCollectionSharder()]).plan.values()
-    kernels = {name: one.compute_kernel for name, one in plan.items()}
-    assert kernels == {"b": "fused_uvm_caching", even: "fused"}

@@ -11,7 +11,7 @@ from torchrec.modules.embedding_configs import DataType
 
 from evenshard.base.errors import BadConfig
 from evenshard.tables.table import LOAD_FACTORS
-from support.drop_in_builders import MB, Sparse, TableWise, bags, entries, planner, two_gpus
+from support.torchrec_builders import MB, Sparse, bags, entries, planner, two_gpus
 
 
 def test_what_constraints_say_to_kernels_is_in_the_plan() -> None:
@@ -53,7 +53,6 @@ def test_the_cache_of_a_table_has_the_constraints_algorithm_and_precision() -> N
 @pytest.mark.parametrize(
     ("constraint", "expected"),
     [
-        ({"sharding_types": ["row_wise"]}, {"row_wise"}),
         ({"sharding_types": ["table_wise", "data_parallel"], "compute_kernels": ["dense"]}, {"data_parallel"}),
         ({"sharding_types": ["column_wise"], "min_partition": 32}, {"column_wise"}),
     ],
@@ -65,16 +64,6 @@ def test_types_kernels_and_widths_are_kept(constraint: dict[str, Any], expected:
     for entry in found.values():
         least = constraint.get("min_partition", 4)
         assert entry.sharding_spec is None or all(one.shard_sizes[1] >= least for one in entry.sharding_spec.shards)
-
-
-def test_lookups_and_weights_are_the_constraints() -> None:
-    constraints = {"table_0": ParameterConstraints(pooling_factors=[7.5], is_weighted=True)}
-    one = planner(two_gpus(100), constraints=constraints)
-    one.plan(Sparse(bags(2)))
-    assert one.answer is not None
-    assert [table.pooling_factor for table in one.answer.request.tables] == [7.5, 1.0]
-    assert [table.is_weighted for table in one.answer.request.tables] == [True, False]
-    assert one.notes == () and [option.input_lengths for option in one._best_plan or ()] == [[7.5], [1.0]]
 
 
 def test_poolings_and_batches_of_a_feature_are_bags_with_their_lookups() -> None:
@@ -92,20 +81,6 @@ def test_poolings_and_batches_of_a_feature_are_bags_with_their_lookups() -> None
     assert [table.outputs_per_sample for table in tables] == [3.0, 1.0, 6.0, 1.0]
     assert [table.feature_lookups for table in tables] == [(7.5,) * 3, (3.75,), (7.5,) * 6, (1.0,)]
     assert [option.input_lengths for option in one._best_plan or ()] == [[7.5], [7.5], [7.5], [1.0]], "TorchRec's"
-
-
-def test_torchrec_estimates_as_many_lookups_as_evenshard_counts() -> None:
-    """Four poolings cost evenshard's search and TorchRec's statistics more, alike in kind."""
-    model, machine = Sparse(bags(1, rows=100_000)), two_gpus(200)
-    of: dict[float, Any] = {}
-    for poolings in (1.0, 4.0):
-        constraints = {"table_0": ParameterConstraints(pooling_factors=[500.0], num_poolings=[poolings])}
-        one = planner(machine, constraints=constraints, hardware="simulated:h200", model=None)
-        one.plan(model, [TableWise()])
-        assert one.answer is not None and one._best_plan is not None
-        (shard,) = one._best_plan[0].shards
-        of[poolings] = one.answer.predicted_ms, shard.perf.fwd_compute
-    assert of[4.0][0] > of[1.0][0] and of[4.0][1] == pytest.approx(4 * of[1.0][1])
 
 
 def test_a_cache_misses_what_statistics_of_the_constraints_say() -> None:

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.base.errors import BadConfig
@@ -24,30 +24,21 @@ from evenshard.tables.table import Table
 from evenshard.torchrec import EvenshardPerfModel, tables_of
 from evenshard.torchrec.plan.plans import shards_of
 from support.documented import snippet
+from support.torchrec_builders import META, config
 
 PAGE = "docs/torchrec_costs.md"
 BATCH = 8192
 POOLING = {"t0": [40.0], "t1": [3.0, 2.0], "t2": [9.0], "t3": [30.0], "t4": [25.0]}
+TYPES = ["table_wise", "row_wise", "data_parallel"]
 ROWS = (2_000_000, 500_000, 3_000, 800_000, 20_000)
-MODEL = nn.ModuleDict(
-    {
-        "bags": EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name=name,
-                    feature_names=[f"{name}_{feature}" for feature in range(len(lookups))],
-                    num_embeddings=rows,
-                    embedding_dim=64,
-                )
-                for rows, (name, lookups) in zip(ROWS, POOLING.items(), strict=True)
-            ],
-            device="meta",  # type: ignore[arg-type]
-        )
-    }
-)
+TABLES = [
+    config(name, rows, 64, *(f"{name}_{feature}" for feature in range(len(lookups))))
+    for rows, (name, lookups) in zip(ROWS, POOLING.items(), strict=True)
+]
+MODEL = nn.ModuleDict({"bags": EmbeddingBagCollection(tables=TABLES, device=META)})
 SHARDERS = [EmbeddingBagCollectionSharder()]
 CONSTRAINTS = {
-    name: ParameterConstraints(pooling_factors=lookups, compute_kernels=["fused", "dense"])
+    name: ParameterConstraints(pooling_factors=lookups, compute_kernels=["fused", "dense"], sharding_types=TYPES)
     for name, lookups in POOLING.items()
 }
 
@@ -91,7 +82,6 @@ def documented() -> dict[str, Any]:
     return scope
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of TorchRec's default reservation
 def test_a_plan_is_rated_as_evenshard_prices_it(documented: dict[str, Any]) -> None:
     """It is read back from TorchRec's plan; TorchRec's own plan costs more."""
@@ -101,15 +91,6 @@ def test_a_plan_is_rated_as_evenshard_prices_it(documented: dict[str, Any]) -> N
     assert true_ms(plan) < 0.95 * true_ms(own.plan(MODEL, SHARDERS))
 
 
-@pytest.mark.slow
-def test_the_predictions_of_a_model(documented: dict[str, Any]) -> None:
-    model = DeviceModel("simulated:h100")
-    planner, plan = documented["planner"], documented["plan"]
-    rates = EvenshardPerfModel(topology(), "simulated:h100", model=model)
-    assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan), rel=1e-5)
-
-
-@pytest.mark.slow
 def test_a_step_has_waits_and_hides_what_the_pipeline_hides(documented: dict[str, Any]) -> None:
     options = documented["planner"]._best_plan
     usual, exposed = (
@@ -121,7 +102,6 @@ def test_a_step_has_waits_and_hides_what_the_pipeline_hides(documented: dict[str
         EvenshardPerfModel(topology(), "simulated:h100", training_pipeline="fast").rate(options)
 
 
-@pytest.mark.slow
 def test_what_was_counted_in_traffic_counts(documented: dict[str, Any]) -> None:
     """All lookups of t0 are of rows that a batch asks for some 16,000 times."""
     options, plan = documented["planner"]._best_plan, documented["plan"]
@@ -132,7 +112,6 @@ def test_what_was_counted_in_traffic_counts(documented: dict[str, Any]) -> None:
     assert rates.times(options) != pytest.approx(documented["rates"].times(options))
 
 
-@pytest.mark.slow
 def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:
     rates = documented["rates"]
     options = documented["planner"]._enumerator.enumerate(MODEL, SHARDERS)
@@ -144,14 +123,19 @@ def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:
     assert rates.times([*whole.values()])[0] > 1.5 * in_memory[0]
 
 
-@pytest.mark.slow
+def test_one_pooling_factor_for_several_features_is_split_evenly(documented: dict[str, Any]) -> None:
+    options, found = documented["planner"]._best_plan, []
+    (own,) = (one for one in options if one.name == "t1")
+    for lengths in ([600.0], [300.0, 300.0], [600.0, 600.0]):
+        with patch.object(own, "input_lengths", lengths):
+            found.append(documented["rates"].times(options))
+    assert found[0] == pytest.approx(found[1]) and found[0] != pytest.approx(found[2])
+
+
 def test_other_modules_are_refused(documented: dict[str, Any]) -> None:
     options = documented["planner"]._enumerator.enumerate(MODEL, SHARDERS)
+    with pytest.raises(BadConfig, match="which has no device model"):
+        EvenshardPerfModel(topology(), "cpu")
     options[0]._module = ("bags", nn.Linear(1, 1))
     with pytest.raises(BadConfig, match="'t0' is in a Linear, which evenshard cannot predict"):
         documented["rates"].rate(options[:1])
-
-
-def test_bad_input() -> None:
-    with pytest.raises(BadConfig, match="which has no device model"):
-        EvenshardPerfModel(topology(), "cpu")
