@@ -8,17 +8,14 @@ import pytest
 import evenshard
 from evenshard.base.units import gb_to_bytes
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.placements import open_measurer
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import model_of, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.hardware import profile_names
-from evenshard.sharders.simple import random_sharding
-from evenshard.tables.sources import catalog_names, load_catalog
+from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
 
 BATCH = 65_536
@@ -38,19 +35,6 @@ def test_every_profile_can_be_placed_for(profile: str) -> None:
     tables = [Table(f"t{at}", 10 ** (3 + at), 32, 5.0) for at in range(4)]
     answer = evenshard.place(tables, 2, hardware=f"simulated:{profile}")
     assert 0 < answer.lower_bound_ms <= answer.predicted_ms < 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [8, 128])
-@pytest.mark.parametrize("name", catalog_names())
-def test_any_placement_is_predicted_as_it_is_measured(name: str, devices: int) -> None:
-    asked = request(name, devices, "simulated:h100")
-    model = model_of(None, asked.hardware)
-    parts = random_sharding(asked.task(), SHARDING_TYPES, np.random.default_rng(devices))
-    with open_measurer(asked, model, visits=1) as measure:
-        (measured,) = measure(asked.task(), [parts])
-    costs = part_costs(asked, model)
-    assert costs.predict(parts).predicted_ms == pytest.approx(measured.step_ms(costs.pipeline), rel=WITHIN)
 
 
 @pytest.mark.parametrize("name", ["avazu", "criteo_kaggle", "mlperf_dlrm_v2", "nvidia_tiny", "nvidia_medium"])

@@ -99,11 +99,3 @@ def test_a_wrong_file_is_one_line(text: str, said: str) -> None:
         load_config(Path("request.yaml"))
     line = str(caught.value)
     assert line.startswith("request.yaml") and said in line and "\n" not in line
-
-
-def test_no_output_replaces_an_input_that_the_file_names(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("request.yaml").write_text("tables: tables.csv\nnear: old.json\n")
-    for out in ("old.json", "tables.csv", "request.yaml"):
-        assert main(["place", "--config", "request.yaml", "-o", out]) == 2
-        assert out in capsys.readouterr().err
-    assert Path("tables.csv").read_text() == TABLES and not Path("old.json").exists()

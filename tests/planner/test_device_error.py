@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import io
-import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-from evenshard.cli import main
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
-from evenshard.planner.diff import diff
-from evenshard.planner.explain import explain
-from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.price.costs import MeasuredPlacement
-from evenshard.price.evidence import DeviceError, Evidence, device_text, error_factors, widen_interval
+from evenshard.price.evidence import DeviceError, Evidence, error_factors, widen_interval
 from evenshard.price.gpu_profile import write_profile
 from evenshard.price.hardware import profile_path
 from evenshard.price.link import link
 from evenshard.price.step import exchange_share
 from evenshard.report.answer import print_answer
-from evenshard.report.comparisons import print_explanation
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import device_error_text
-from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.training_domain import TrainingDomain
 from support.answer_builders import answer
 from support.effort import LITTLE
@@ -43,12 +34,6 @@ WORDS = {
     CONFIRMED: "Device model h100: 90 % of kernel times within a factor of 1.13 (40 held-out measurements)",
     UNCONFIRMED: "Device model h100: assumed accurate to a factor of 3.49 (unverified)",
 }
-TABLES = """tables:
-- {name: clicks, num_rows: 2000000, embedding_dim: 128, pooling_factor: 20}
-- {name: items, num_rows: 100000, embedding_dim: 64, pooling_factor: 10}
-- {name: users, num_rows: 5000000, embedding_dim: 64, pooling_factor: 1}
-- {name: ads, num_rows: 30000, embedding_dim: 32, pooling_factor: 5}
-"""
 
 
 # Intervals -----------------------------------------------------------------------------------------------------------
@@ -58,16 +43,6 @@ def test_two_independent_errors_add_up_as_squares() -> None:
     own, device = 0.3, 0.4
     low, high = widen_interval(DeviceError(40.0, 40), 10.0, 10 * math.exp(-own), 10 * math.exp(own))
     assert (low, high) == (pytest.approx(10 * math.exp(-0.5)), pytest.approx(10 * math.exp(math.hypot(own, device))))
-
-
-def test_each_end_is_widened_by_its_own_width() -> None:
-    low, high = widen_interval(DeviceError(40.0, 40), 10.0, 10.0, 10 * math.exp(0.3))
-    assert (low, high) == (pytest.approx(10 * math.exp(-0.4)), pytest.approx(10 * math.exp(0.5)))
-
-
-def test_without_a_device_error_the_interval_is_the_models() -> None:
-    assert widen_interval(None, 10.0, 9.0, 12.0) == (9.0, 12.0)
-    assert widen_interval(DeviceError(0.0, 40), 10.0, 9.0, 12.0) == (9.0, 12.0)
 
 
 @pytest.mark.parametrize("ends", [(0.0, 0.0, 0.0), (10.0, 0.0, 12.0), (1e-300, 1e-308, 1e300)])
@@ -82,13 +57,6 @@ def test_an_answer_tells_the_wide_interval_and_keeps_the_models() -> None:
     assert one.low_ms == pytest.approx(4 * math.exp(-math.hypot(math.log(0.9), 0.12)))
     assert one.high_ms == pytest.approx(4 * math.exp(math.hypot(math.log(1.1), 0.12)))
     assert one.uncertainty_ms == pytest.approx((one.high_ms - one.low_ms) / 2)
-
-
-def test_it_comes_from_what_the_model_was_trained_on() -> None:
-    learned = replace(untrained(), trained_on=replace(untrained().trained_on, device_error=CONFIRMED))
-    one = place_request(request(8, 16), learned, PlaceConfig(LITTLE))
-    assert one.device_error == CONFIRMED and one.low_ms < one.model_low_ms < one.model_high_ms < one.high_ms
-    assert one.lineage["model"]["trained_on"]["device_error"] == {"percent": 12.0, "points": 40}
 
 
 def test_it_travels_from_the_profile_of_the_training_data_into_the_answer(tmp_path: Path) -> None:
@@ -141,64 +109,4 @@ def test_terminal_and_page_say_it_once(monkeypatch: pytest.MonkeyPatch, error: D
     assert ('class="box warn">Device model' in page(one)) == (error == UNCONFIRMED)
 
 
-def test_real_hardware_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    one, file = answer(asked={"hardware": "cuda"}), io.StringIO()
-    print_answer(one, file)
-    for text in (file.getvalue(), page(one), json_text(one)):
-        assert "confirm" not in text and "held-out" not in text
-    assert json.loads(json_text(one))["device_error"] is None
-
-
-def test_the_file_has_both_intervals_and_the_error(tmp_path: Path) -> None:
-    one = place_request(request(8, 16), untrained(), PlaceConfig(LITTLE))
-    one = replace(one, device_error=CONFIRMED)
-    record = json.loads(json_text(one))
-    jsonschema.validate(record, json_schema())
-    assert record["device_error"] == {"percent": 12.0, "points": 40}
-    told = {name: record["predicted"][name] for name in ("low_ms", "high_ms", "model_low_ms", "model_high_ms")}
-    assert told == {name: getattr(one, name) for name in told} and told["low_ms"] < told["model_low_ms"]
-    assert record["uncertainty_ms"] == one.uncertainty_ms
-    save_answer(one, tmp_path / "placement.json")
-    assert load_answer(tmp_path / "placement.json") == one
-
-
-def test_explain_and_diff_say_it_too(capsys: pytest.CaptureFixture[str]) -> None:
-    model = replace(untrained(), trained_on=replace(untrained().trained_on, device_error=CONFIRMED))
-    one = place_request(request(8, 16), model, PlaceConfig(LITTLE))
-    explanation = explain(one, model, "a")
-    assert explanation.device == WORDS[CONFIRMED]
-    print_explanation(explanation)
-    assert WORDS[CONFIRMED] in " ".join(capsys.readouterr().out.split())
-    for judge in (model, None):
-        assert diff(one, one, judge).notes[-1] == f"{WORDS[CONFIRMED]}, the same for both placements"
-    real = replace(one, device_error=None)
-    assert diff(real, real).notes == ()
-
-
 # What a simulated device times ---------------------------------------------------------------------------------------
-
-
-def test_no_output_calls_a_simulated_time_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Names of fields, such as num_measured, aside."""
-    tables, out, report = (tmp_path / name for name in ("tables.yaml", "placement.json", "page.html"))
-    tables.write_text(TABLES)
-    words = ["place", str(tables), "--devices", "2", "--hardware", "simulated:h200", "--measure", "3"]
-    assert main([*words, "-o", str(out), "--report", str(report)]) == 0
-    texts = {"terminal": capsys.readouterr().out, "report": report.read_text(), "file": out.read_text()}
-    for name, command in {
-        "explain": ["explain", str(out), "--table", "clicks"],
-        "explain --json": ["explain", str(out), "--table", "clicks", "--json"],
-        "diff": ["diff", str(out), str(out)],
-        "diff --json": ["diff", str(out), str(out), "--json"],
-    }.items():
-        assert main(command) == 0
-        texts[name] = capsys.readouterr().out
-    said = device_text("simulated:h200", DeviceModel("simulated:h200").device_error)
-    for name, text in texts.items():
-        without_fields = re.sub(r'(?:"|&#34;)\w*measured\w*(?:"|&#34;):', "", text)
-        assert "measured" not in without_fields.lower(), name
-        assert said in " ".join(text.split()) or name == "file", name
-    assert ", simulated (" in texts["terminal"]
-    assert "of embedding work per step, simulated" in texts["report"]
-    assert json.loads(texts["file"])["measured"]["times"] == "simulated"

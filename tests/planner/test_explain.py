@@ -14,7 +14,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.cli import main
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
-from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, TABLE_WISE
+from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.planner import explain as module
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain import NUM_CHANGES, explain
@@ -175,11 +175,6 @@ def test_together_moves_as_one() -> None:
     assert swapped == [] or "with a, b on" in swapped[0] or "with d on" in swapped[0]
 
 
-def test_a_move_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = four(rows=2**25, caps_bytes=(2 * GB, GB * 3 // 2, GB * 3 // 2), sharding_types=(TABLE_WISE, DATA_PARALLEL))
-    assert all(one.startswith("swap") for one in all_changes(full, "a", monkeypatch))
-
-
 def test_an_answer_that_breaks_its_rule_of_staying_together_is_refused() -> None:
     with pytest.raises(BadConfig, match="tables a, c must stay together, but are on devices 0, 1"):
         explain(four(rules=Rules(together=(("a", "c"),))), additive(), "d")
@@ -229,16 +224,6 @@ def test_the_command_explains(folder: Path, table: str, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(asdict(expected)))
 
 
-def test_another_model_is_worth_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_model(folder / "other", additive(overhead_ms=1).cost_model, untrained().trained_on)
-    command = ["explain", str(folder / "placement.json"), "--table", "a", "--model", str(folder / "other")]
-    assert main(command) == 0
-    shown = capsys.readouterr()
-    assert "Embedding work takes 9.00 ms per step" in shown.out
-    (line,) = shown.err.splitlines()
-    assert line.startswith("evenshard explain: warning: ") and "is not the model that made this placement" in line
-
-
 @pytest.mark.parametrize(
     ("lineage", "message"),
     [
@@ -255,11 +240,3 @@ def test_a_model_that_cannot_be_found(
     assert main(["explain", str(tmp_path / "placement.json"), "--table", "a"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-def test_bad_input_is_told_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", str(folder / "placement.json"), "--table", "A"]) == 2
-    assert capsys.readouterr().err == (
-        "evenshard explain: there is no table 'A' in this placement. Did you mean 'a'?\n"
-    )
-    assert main(["explain", str(folder / "none.json"), "--table", "a"]) == 2

@@ -13,7 +13,6 @@ import yaml
 
 from evenshard import place
 from evenshard.base.errors import BadConfig, BadFile, BadInput
-from evenshard.cli import main
 from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.planner.hosts import Hosts, HostsFile, MachineAndMemory, load_hosts_file
 from support.builders import some_tables
@@ -55,16 +54,6 @@ def test_machines_of_flags(arguments: dict[str, Any], machine: Nodes) -> None:
     assert devices_asked(**arguments).machine == machine
 
 
-def test_no_memory_at_all_is_not_memory_left_out() -> None:
-    with pytest.raises(BadConfig, match="memory_cap_gb is 0"):
-        devices_asked(2, 0, "simulated:h200")
-
-
-def test_memory_and_hardware_of_flags() -> None:
-    found = devices_asked(2, [10, 20.5], "simulated:h100")
-    assert found == MachineAndMemory(Nodes(2, 2), (10 * GB, int(20.5 * GB)), "simulated:h100")
-
-
 @pytest.mark.parametrize(
     ("hardware", "cap_gb"), [("simulated:h200", 139), ("simulated:a100_40gb", 39.4), ("simulated:v100", 31.7)]
 )
@@ -104,25 +93,6 @@ def test_memory_of_hosts_of_flags() -> None:
     assert (machine.ssd_bytes, machine.ssd_gb_s) == ((4000 * GB,) * 2, 0)
     none = devices_asked(2, host_memory_gb=0).machine
     assert none == Nodes(2, 2)
-
-
-@pytest.mark.parametrize(
-    ("host", "message"),
-    [
-        ({"host_memory_gb": -1}, "host_memory_gb is -1, not a number from 0 to"),
-        ({"ssd_gb": float("nan")}, "ssd_gb is nan, not a number from 0 to"),
-        ({"host_memory_gb": 1, "host_bandwidth_gb_s": 0}, "host_bandwidth_gb_s is 0, not a number above 0"),
-        (
-            {"host_bandwidth_gb_s": 9},
-            "host_bandwidth_gb_s is given without host_memory_gb. Give host_memory_gb, too",
-        ),
-        ({"ssd_gb": 0, "ssd_bandwidth_gb_s": 9}, "ssd_bandwidth_gb_s is given without ssd_gb. Give ssd_gb"),
-    ],
-)
-def test_memory_of_hosts_that_makes_no_sense(host: dict[str, float], message: str) -> None:
-    with pytest.raises(BadConfig) as caught:
-        devices_asked(2, **host)
-    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -257,17 +227,6 @@ def test_a_file_that_makes_no_machine(tmp_path: Path, content: Any, problem: str
     assert str(caught.value).startswith(f"{path}") and problem in str(caught.value)
 
 
-def test_hardware_that_a_file_leaves_to_the_flags_has_a_profile(tmp_path: Path) -> None:
-    path = written(tmp_path, {"hosts": [{"devices": 2, "memory_gb": 4}]})
-    with pytest.raises(BadInput, match="abacus"):
-        devices_asked(hosts=path, hardware="simulated:abacus")
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="no such file"):
-        load_hosts_file(tmp_path / "hosts.yaml")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -293,42 +252,3 @@ def test_a_placement_for_two_kinds_of_hosts(tmp_path: Path) -> None:
     answer = place(some_tables(12), hosts=written(tmp_path, MIXED), batch_size=4096)
     assert answer.num_devices == 12 and answer.request.nodes.num_nodes == 3
     assert answer.request.nodes.hardware_of(11) == "simulated:a100_80gb"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--devices", "16"], "16 devices are more than nvlink_h100 connects (8)."),
-        (["--nodes", "2"], "there are 2 nodes, but no link between them."),
-        (["--nodes", "2", "--inter", "carrier_pigeon"], "inter: link is 'carrier_pigeon'."),
-        (["--devices", "8", "--hosts", "hosts.yaml"], "hosts.yaml has 12 devices, but num_devices is 8."),
-        (["--hosts", "missing.yaml"], "missing.yaml: no such file."),
-        (["--nodes", "9999"], "--nodes is 9999, not a whole number from 1"),
-    ],
-)
-def test_the_command_says_what_is_wrong_in_a_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    message: str,
-) -> None:
-    written(tmp_path, MIXED)
-    monkeypatch.chdir(tmp_path)
-    try:
-        code = main(["place", "mlperf_dlrm_v2", *flags])
-    except SystemExit as stopped:  # argparse's own
-        code = stopped.code
-    out = capsys.readouterr()
-    assert code == 2 and message in out.err and not out.out
-
-
-def test_the_command_names_the_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tables = tmp_path / "tables.csv"
-    tables.write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,3\nb,1000,16,3\n")
-    flags = "--nodes 2 --devices-per-node 2 --intra h100_nvlink --inter ib_400g --batch-size 4096"
-    assert main(["place", str(tables), *flags.split(), "-v"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    setting = "2 nodes x 2 simulated:h100, nvlink_h100 + infiniband_ndr, batch 4,096, sparse_dist, rowwise_adagrad."
-    assert setting in text and "link nvlink_h100 in a node, infiniband_ndr between nodes (modelled)" in text
-    assert "15 % of each device reserved, as in TorchRec's planner" in text

@@ -1,11 +1,8 @@
 """The knobs of a placement: a made-up one is everywhere as soon as a dataclass has it."""
 
 import inspect
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 import evenshard
 from evenshard import InUse, Machine, Memory, Search, Training
 from evenshard.base.errors import BadConfig, BadInput
-from evenshard.base.knobs import Range, knob, knobs_of
+from evenshard.base.knobs import Range, knob
 from evenshard.base.typed import check_arguments
 from evenshard.cli import main
 from evenshard.loop.decisions.requests import place_tables
@@ -24,7 +21,6 @@ from evenshard.planner import knobs
 from evenshard.planner.hosts import devices_of
 from evenshard.planner.knobs import (
     Knobs,
-    WhatIf,
     group_knobs,
     groups,
     knob_field,
@@ -38,7 +34,6 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import TableSet
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.arguments import planner_knobs
-from evenshard.tracking.pyfunc import build_serving_code
 from support.builders import table
 
 TABLES = [table("a", 1000, 16, 2.0), table("b", 500, 16, 1.0)]
@@ -129,15 +124,6 @@ def test_it_is_a_key_of_a_pipelines_request(received: dict[str, Any]) -> None:
         asked_of_a_pipeline({"made_up": 7})
 
 
-@pytest.mark.slow
-def test_it_is_a_parameter_of_a_served_model(received: dict[str, Any]) -> None:
-    from evenshard.tracking.pyfunc import signature
-
-    assert build_serving_code().parameters["made_up_gb"] == 1.5
-    parameter = next(one for one in signature(build_serving_code()).params if one.name == "made_up_gb")
-    assert (parameter.dtype.name, parameter.default) == ("double", 1.5)
-
-
 def test_what_if_and_the_planner_for_torchrec_have_it(received: dict[str, Any]) -> None:
     for known in (shared_knobs(), planner_knobs()):
         assert "made_up_gb" in {one.name for one in known}
@@ -177,12 +163,6 @@ def test_every_knob_has_a_meaning_and_a_kind_that_can_be_a_flag() -> None:
     assert set(inspect.signature(evenshard.place).parameters) - of_python == {one.name for one in known}
 
 
-def test_the_scalar_of_a_knob_is_the_type_of_its_plain_value() -> None:
-    scalars = {one.name: one.scalar for one in place_knobs()}
-    assert (scalars["allow_column_split"], scalars["num_devices"], scalars["embedding_dim"]) == (bool, int, int)
-    assert (scalars["memory_cap_gb"], scalars["traffic"], scalars["together"]) == (float, str, None)
-
-
 def test_torchrec_has_what_is_named_as_its_spelling() -> None:
     theirs = {one.__name__: one for one in (Topology, EmbeddingShardingPlanner, ParameterConstraints)}
     spelled = [one.torchrec for one in place_knobs() if one.torchrec]
@@ -190,33 +170,6 @@ def test_torchrec_has_what_is_named_as_its_spelling() -> None:
     for one in spelled:
         kind, _, name = one.partition(".")
         assert name in inspect.signature(theirs[kind]).parameters, one
-
-
-@pytest.mark.slow
-def test_help_shows_the_meanings_without_docstrings() -> None:
-    """Python drops docstrings under -OO; each flag keeps its meaning."""
-    done = subprocess.run(
-        [sys.executable, "-OO", "-m", "evenshard", "place", "--help"],
-        env={**os.environ, "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = "".join(done.stdout.split())
-    for group in groups():
-        assert f"{''.join(group.heading.split())}:" in said
-        for one in knobs_of(group.kind):
-            assert one.name in ("compare", "constraints") or "".join(one.help.split()) in said, one.name
-
-
-def test_the_help_of_python_shows_the_meanings() -> None:
-    for function, known in (
-        (evenshard.place, place_knobs()),
-        (evenshard.what_if, (*knobs_of(WhatIf), *shared_knobs())),
-        (EvenshardPlanner.__init__, planner_knobs()),
-    ):
-        said = "".join(str(inspect.getdoc(function)).split())
-        assert all(f"{one.name}:{''.join(one.help.split())}" in said for one in known)
 
 
 # In groups -----------------------------------------------------------------------------------------------------------
@@ -280,8 +233,3 @@ def test_what_if_and_the_planner_take_groups_of_what_they_take() -> None:
 def test_a_name_of_nothing_is_pythons_error_and_names_what_may_be_meant(name: str, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         evenshard.place(TABLES, **{name: 1})
-
-
-def test_no_knob_is_in_two_groups() -> None:
-    names = [one.name for kind in fields(Knobs) for one in knobs_of(kind.metadata["kind"])]
-    assert len(names) == len(set(names))

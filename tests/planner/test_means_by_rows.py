@@ -15,7 +15,6 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.placement.task import allow_row_wise_means
-from evenshard.planner.explain import explain
 from evenshard.planner.pricing import model_of, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
@@ -80,21 +79,6 @@ def test_a_file_says_what_is_taken_for_a_collection(tmp_path: Path) -> None:
     )
     assumed = [one for one in evenshard.place(str(path), 2).assumptions if one.column == "collection"]
     assert [(one.table, one.text) for one in assumed] == [("a", "in one collection with all tables without a module")]
-
-
-@pytest.mark.slow
-def test_an_answer_by_rows_is_kept_explained_and_stayed_near_to(tmp_path: Path) -> None:
-    answer = placed(*MEANS, *SUMS)
-    evenshard.save_answer(answer, tmp_path / "placement.json")
-    again = evenshard.load_answer(tmp_path / "placement.json")
-    assert again.parts == answer.parts and again.task.types[0] == {*ROWS_ALONE}
-    explained = explain(again, model_of(None, "simulated:h100"), "m0")
-    assert explained.sharding_type == "table_row_wise"  # its collection is cut by rows as a whole, for its means
-    assert all(one.change.split()[2] in ROWS_ALONE for one in explained.changes)
-    near = evenshard.place(
-        (*MEANS, *SUMS), **HARDWARE, batch_size=32_768, near=tmp_path / "placement.json", max_move_gb=0.0
-    )
-    assert near.parts == answer.parts and near.nearness is not None and near.nearness.moved_bytes == 0
 
 
 def test_a_placement_near_one_in_rows_stays_in_rows_where_little_may_move(tmp_path: Path) -> None:

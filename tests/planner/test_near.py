@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,11 +12,9 @@ import pytest
 
 import evenshard
 from evenshard.base.errors import BadConfig
-from evenshard.cli import main
 from evenshard.planner.diff import diff
-from evenshard.planner.file import json_text, load_answer, save_answer
+from evenshard.planner.file import load_answer, save_answer
 from evenshard.report.answer import print_answer
-from evenshard.report.page.page import save_page
 from evenshard.tables.table import Table
 
 OLD = (
@@ -85,16 +82,6 @@ def test_a_move_that_a_rule_asks_for_is_counted(tmp_path: Path) -> None:
     assert found.moved_bytes == difference.traffic.moved_bytes == 3 * 200 * 16 * 4
 
 
-def test_the_page_and_the_file_say_it_too(old: Path) -> None:
-    answer = evenshard.place(NOW, 4, hardware="simulated:h100", optimizer="adam", near=old, max_move_gb=0)
-    save_answer(answer, old.with_name("new.json"))
-    assert load_answer(old.with_name("new.json")) == answer
-    save_page(answer, old.with_name("page.html"))
-    assert "nothing moves (limit 0 GB) from " in old.with_name("page.html").read_text()
-    assert "nearness" not in json.loads(json_text(load_answer(old)))
-    assert diff(load_answer(old), answer).moves == ()
-
-
 def test_without_a_bound_only_the_names_of_devices_are_chosen(old: Path) -> None:
     free = evenshard.place(OLD, 4, hardware="simulated:h100", optimizer="adam", seed=1)
     answer = evenshard.place(OLD, 4, hardware="simulated:h100", optimizer="adam", seed=1, near=old)
@@ -117,23 +104,6 @@ def test_what_makes_no_sense_is_told_in_one_line(old: Path, capsys: pytest.Captu
             OLD, 4, hardware="simulated:h100", optimizer="adam", near=old, max_move_gb=1, forbidden={"user": home}
         )
     assert "\n" not in str(told.value)
-
-
-@pytest.mark.slow
-def test_the_command_answers_as_the_function(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from evenshard.sharders.catalog import HEURISTICS
-    from evenshard.tables.files import save_tables
-
-    tables, out = old.with_name("tables.yaml"), old.with_name("new.json")
-    save_tables(NOW, tables)
-    words = ["place", str(tables), "--devices", "4", "--hardware", "simulated:h100", "--optimizer", "adam"]
-    assert main([*words, "--near", str(old), "--max-move-gb", "0.3", "-o", str(out)]) == 0
-    answer = evenshard.place(
-        tables, 4, hardware="simulated:h100", optimizer="adam", near=old, max_move_gb=0.3, compare=HEURISTICS
-    )
-    assert out.read_text() == json_text(answer)
-    assert main([*words, "--near", str(old), "-o", str(old)]) == 2  # it would overwrite what it reads
-    assert "old.json" in capsys.readouterr().err
 
 
 def test_pipelines_take_it_and_a_served_model_which_has_no_files_does_not() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ from evenshard.cli import main
 from evenshard.planner.file import json_text, load_answer
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
-from support.learned import LEARNED
-from support.patience import PATIENCE_S
 
 TABLES = (
     Table("clicks", 2_000_000, 64, 30.0),
@@ -58,13 +54,6 @@ def test_the_command_and_the_function_answer_alike(table_file: Path, capsys: pyt
     assert load_answer(out) == answer
     assert f"{answer.predicted_ms:.3g} ms" in capsys.readouterr().out
     assert {one.table for one in answer.parts} == {table.name for table in TABLES}
-
-
-@pytest.mark.slow
-def test_tables_made_in_python_and_tables_of_a_file_are_answered_alike(table_file: Path) -> None:
-    of_file, of_python = evenshard.place(table_file, 2), evenshard.place(TABLES, 2)
-    assert (of_file.parts, of_file.predicted_ms) == (of_python.parts, of_python.predicted_ms)
-    assert {one.column for one in of_python.request.assumptions} == {"reuse_bins"}
 
 
 def test_the_answer_is_better_than_the_rules_of_thumb_and_says_how_good_it_is(table_file: Path) -> None:
@@ -172,39 +161,6 @@ def test_a_table_too_big_for_a_device_is_split_only_if_that_is_allowed(devices: 
         assert all(part.columns.size % 4 == 0 for part in parts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "devices", "cap_gb"),
-    [("nvidia_medium", 8, 40), pytest.param("nvidia_large", 32, 64, marks=pytest.mark.slow)],
-)
-def test_public_sets_with_tables_larger_than_a_device_are_placed(name: str, devices: int, cap_gb: float) -> None:
-    answer = evenshard.place(name, devices, cap_gb, inter="ib_400g", allow_column_split=True)
-    giants = {table.name for table in answer.request.tables if table.size_bytes > cap_gb * BYTES_PER_GB}
-    assert len(giants) == 2 and giants <= {name for name, way in answer.type_of_table.items() if way == "column_wise"}
-    assert max(answer.used_bytes) <= cap_gb * BYTES_PER_GB
-    widths: dict[str, int] = {}
-    for shard in answer.parts:
-        widths[shard.table] = widths.get(shard.table, 0) + shard.columns.size
-    assert widths == {table.name: table.embedding_dim for table in answer.request.tables}
-
-
-@pytest.mark.slow
-def test_torchrec_collections_and_configs_are_tables_too() -> None:
-    pytest.importorskip("torchrec")
-    from evenshard.torchrec.baseline.topology import require_torchrec
-
-    require_torchrec()
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
-
-    configs = [EmbeddingBagConfig(10_000 * (n + 1), 32, f"t{n}", feature_names=[f"f{n}"]) for n in range(4)]
-    of_configs = evenshard.place(configs, 2, 1)
-    of_collection = evenshard.place(EmbeddingBagCollection(configs, device="meta"), 2, 1)
-    assert of_configs.parts == of_collection.parts
-    assert [table.name for table in of_configs.request.tables] == ["t0", "t1", "t2", "t3"]
-    assert ("t0", "pooling_factor") in {(one.table, one.column) for one in of_configs.request.assumptions}
-
-
 def test_candidates_are_measured_where_that_is_asked_for(table_file: Path) -> None:
     answer = evenshard.place(table_file, 2, num_measured=3, compare=("random",))
     assert answer.measured is not None
@@ -221,35 +177,6 @@ def test_a_missing_pooling_factor_is_assumed_and_reported(tmp_path: Path, capsys
     assert [table["pooling_factor"] for table in request["tables"]] == [2.5, 4.0]
     assert ("a", "pooling_factor") in {(one["table"], one["column"]) for one in request["assumptions"]}
     assert "pooling_factor" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_request_far_from_the_training_data_is_flagged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    tables = [Table("vast", 10**10, 4, 1.0), Table("deep", 1000, 64, 5000.0)]
-    answer = evenshard.place(tables, 2, 1000, model=LEARNED)
-    assert any("vast" in line for line in answer.warnings)
-    assert any("deep" in line for line in answer.warnings)
-    (unit,) = evenshard.place(tables, 2, 1000).warnings  # a device model has no training range
-    assert unit.startswith("memory_cap_gb ")
-
-
-@pytest.mark.slow
-def test_the_setting_names_the_machine_and_its_device_model(
-    table_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = table_file.with_name("placement.json")
-    flags = ["--devices", "16", "--devices-per-node", "16", "--reserved-gb", "2", "-v", "-o", str(out)]
-    assert main(["place", str(table_file), *flags]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert " 16 x simulated:h100, nvlink_h100, batch 65,536, sparse_dist, rowwise_adagrad. Device model h100: " in text
-    assert " 2.00 GB of each device reserved for CUDA context" in text
-    assert " 16 devices are priced as one node" in text
-    record = json.loads(out.read_text())
-    assert record["link"] == "nvlink_h100" and len(record["notes"]) == 1
-    assert main(["place", str(table_file), "--devices", "8", "--allow-column-split"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "are priced" not in shown and ", whole tables): " in shown
-    assert "TorchRec's planner was not compared: add --report." in shown
 
 
 @pytest.mark.slow
@@ -289,14 +216,6 @@ def test_mistakes_and_impossible_requests_get_one_line_and_exit_code_2(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("word", ["user", "user=", "user=a", "=1"])
-def test_flags_that_cannot_be_read(table_file: Path, capsys: pytest.CaptureFixture[str], word: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["place", str(table_file), "--pin", word])
-    assert caught.value.code == 2
-    assert "--pin" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("flag", "value", "problem"),
     [
@@ -316,17 +235,6 @@ def test_a_number_of_a_flag_has_its_kind_and_its_range(
 
 
 @pytest.mark.slow
-def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:
-    save_tables(TABLES[:2], table_file)
-    words = f"{sys.executable} -m evenshard place {table_file} --devices 2 --sharding-types table_wise"
-    done = subprocess.run(
-        ["bash", "-c", f"{words} > >(exec 0<&-) ; exit $?"], capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    said = [line for line in done.stderr.splitlines() if "searching" not in line]  # said on a slow machine
-    assert (done.returncode, said) == (0, [])
-
-
-@pytest.mark.slow
 def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[float] = []
 
@@ -340,12 +248,6 @@ def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[st
     better: list[float] = []
     assert evenshard.place(TABLES, 4, progress=lambda best_ms, done: better.append(best_ms)).notes == ()
     assert better == sorted(better, reverse=True) and len(better) >= 1
-
-
-@pytest.mark.slow
-def test_unknown_baselines_are_refused() -> None:
-    with pytest.raises(BadConfig, match=r"'nobody'.*lookup_greedy"):
-        evenshard.place(TABLES, 2, compare=("nobody",))
 
 
 def test_dims_that_no_kernel_takes_are_refused() -> None:

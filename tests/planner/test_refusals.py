@@ -1,15 +1,11 @@
-"""No request is refused that has an answer: some by hand, and random ones against a program of the tests' own."""
+"""No request is refused that has an answer: hard ones, by hand."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-import evenshard
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED
@@ -29,24 +25,15 @@ from evenshard.search.legal_parts import legal_parts
 from evenshard.search.search import PlanSearchEffort
 from evenshard.tables.table import Table
 from support.effort import LITTLE
-from support.legal_placements import legal_placement
-from support.random_requests import random_request
-from support.repository import ROOT
 from support.request_builders import request, untrained
 
-REPRO = ROOT.parent / "shared" / "repro"
 LINK = "infiniband_ndr"
-BATCHES, BATCH = 2, 50
 
 
 def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> PlacementAnswer:
     return place_request(asked, untrained(), PlaceConfig(effort))
 
 
-# By hand --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
 def test_columns_of_one_node_are_cut_unevenly_and_stay_there() -> None:
     """Ten rows of 64 columns are 2,560 bytes: 24 and 40 columns fill one node, and 40 would fit another one too."""
     tables = (Table("wide", 10, 64, 1.0), Table("b", 10, 8, 20.0))
@@ -66,7 +53,6 @@ def test_hosts_are_packed_too() -> None:
         assert sorted(part.device for part in parts) == [0, 1, 2]
 
 
-@pytest.mark.slow
 def test_a_solver_chooses_what_leaves_device_memory() -> None:
     """Of 320 + 320 + 640 bytes the largest has to leave, though it is looked up most for its size."""
     tables = (Table("a", 10, 8, 1.0), Table("b", 10, 8, 1.0), Table("c", 20, 8, 20.0))
@@ -115,55 +101,3 @@ def test_replicas_are_in_device_memory_or_nowhere() -> None:
     rules = Rules(table_types={"a": (DATA_PARALLEL,)}, table_kernels={"a": ("fused_uvm",)})
     with pytest.raises(InfeasibleTask, match="'a' allows only data_parallel sharding, but replicas need device memory"):
         answer(request(8, 8, machine=machine, rules=rules))
-
-
-@pytest.mark.parametrize("name", ["E3", pytest.param("E4", marks=pytest.mark.slow)])
-def test_requests_that_were_refused_though_another_solver_placed_them(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evenshard.planner.place._check_dims", lambda _: None)  # some have a dim of 1
-    file = REPRO / f"{name}.json"
-    if not file.exists():
-        pytest.skip(f"{file.name} is not beside the repository")
-    recorded = json.loads(file.read_text())
-    assert evenshard.place(_tables(recorded["tables"]), **recorded["kw"]).parts
-
-
-def _tables(recorded: list[Any]) -> list[Table]:
-    """Records, or texts that a table has in Python."""
-    return [Table(**one) if isinstance(one, dict) else eval(one, {"Table": Table}) for one in recorded]
-
-
-# Random requests ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def without_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would do instead is searched for longer than the answer, and is tested elsewhere."""
-    monkeypatch.setattr("evenshard.planner.place.explain_infeasibility", lambda _, error: error)
-
-
-def ended(seed: int) -> str:
-    """How a random request ends, which is legal or refused with reason."""
-    asked = random_request(seed)
-    task = asked.task()
-    try:
-        found = answer(asked, PlanSearchEffort(30))
-    except InfeasibleTask as error:
-        known = legal_placement(task)
-        assert known.parts is None, f"{seed}: {error}\n{known.parts}"
-        return "refused" if known.is_proof else "refused, and the program does not know"
-    check_sharding(task, found.parts)
-    return "placed"
-
-
-def check_ends(seeds: range) -> None:
-    ends = Counter(ended(seed) for seed in seeds)
-    assert min(ends["placed"], ends["refused"]) > len(seeds) / 5, ends
-    assert ends["placed"] + ends["refused"] > 0.95 * len(seeds), ends
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", range(BATCHES))
-def test_no_random_request_is_refused_that_has_an_answer(batch: int, without_remedies: None) -> None:
-    check_ends(range(batch * BATCH, (batch + 1) * BATCH))

@@ -70,20 +70,6 @@ def test_scarce_memory_is_answered_or_refused(arguments: dict[str, Any]) -> None
     check(arguments)
 
 
-@pytest.mark.slow
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
-@given(arguments=scarce_requests())
-def test_much_scarce_memory_is_answered_or_refused(arguments: dict[str, Any]) -> None:
-    check(arguments)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("tables", "devices"), [("nvidia_jumbo", 2), ("nvidia_colossal", 4)])
-def test_catalogue_sets_on_devices_that_are_far_too_small(tables: str, devices: int) -> None:
-    with pytest.raises(InfeasibleTask, match=r"is missing\."):
-        evenshard.place(tables, num_devices=devices, hardware="h100", memory_cap_gb=16.0)
-
-
 @pytest.mark.parametrize("cap_gb", [1.0, 0.001])
 def test_devices_without_memory_for_tables_of_several_dims(cap_gb: float) -> None:
     """All memory is reserved, or taken by inputs and outputs."""

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-import evenshard
 from evenshard.planner.request import PlacementRequest, list_unit_warnings
-from evenshard.price.link import LINKS, bandwidth_name, link
+from evenshard.price.link import bandwidth_name, link
 from evenshard.tables.table import Table
 from support.request_builders import devices_asked
 
@@ -53,12 +52,6 @@ def test_another_unit_is_warned_of(machine: dict[str, Any], words: str) -> None:
     assert words in warning
 
 
-@pytest.mark.parametrize("name", [one for one in LINKS if one.startswith(("ethernet", "infiniband"))])
-def test_known_links_are_not_warned_of(name: str) -> None:
-    gb_s = link(name).bandwidth_gb_s
-    assert warned(inter=name) == warned(inter=f"{gb_s:g}gb_s") == ()
-
-
 @pytest.mark.parametrize("hardware", ["h100", "h200", "b200", "a100", "mi300x"])
 def test_what_comes_with_evenshard_is_not_warned_of(hardware: str) -> None:
     assert warned(hardware=hardware, inter="ib_400g") == ()
@@ -73,12 +66,6 @@ def test_what_comes_with_evenshard_is_not_warned_of(hardware: str) -> None:
         )
         == ()
     )
-
-
-def test_the_answer_has_the_warning() -> None:
-    answer = evenshard.place([TABLE], nodes=2, devices_per_node=2, inter="25000gb_s", hardware="h100", effort="quick")
-    assert [one.startswith("inter ") for one in answer.warnings] == [True]
-    assert "Warning: inter (inter_host_bw of a Topology) is 25,000 GB/s" in answer.summary()
 
 
 @pytest.mark.parametrize("gb_s", [2.5e-05, 450.0, 1e7, 0.125])

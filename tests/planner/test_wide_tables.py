@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import evenshard
@@ -18,8 +17,6 @@ from evenshard.placement.task import TableLimits
 from evenshard.planner.request import PlacementRequest
 from evenshard.search.legal_parts import legal_parts
 from evenshard.search.space import column_cuts
-from evenshard.sharders.catalog import SHARDERS, Resources, sharder
-from evenshard.sharders.simple import random_sharding
 from evenshard.tables.table import Table
 
 WIDE, NARROW = Table("wide", 1000, 4096, 2.0), Table("narrow", 1000, 64, 2.0)
@@ -71,23 +68,12 @@ def test_tables_that_no_sharding_type_makes_narrow_enough_are_refused(table: Tab
         legal_parts(task)
 
 
-def test_one_device_refuses_in_one_line() -> None:
-    with pytest.raises(InfeasibleTask, match=f"^table 'wide' cannot be placed because {LIMIT}. Shard it"):
-        evenshard.place([WIDE], num_devices=1, hardware="h100")
-
-
 def test_parts_that_are_given_are_checked() -> None:
     task = request().task()
     wholes = [whole_part(table, (0,)) for table in task.tables]
     with pytest.raises(InfeasibleTask, match=f"table 'wide' cannot be trained: {LIMIT}"):
         check_sharding(task, wholes)
     check_sharding(request(hardware="cpu").task(), wholes)
-
-
-@pytest.mark.parametrize("name", [one.name for one in SHARDERS if not one.needs and not one.is_full_space])
-def test_sharders_of_whole_tables_refuse(name: str) -> None:
-    with pytest.raises(InfeasibleTask, match=LIMIT):
-        sharder(name, Resources()).place(request().task().as_whole)
 
 
 @pytest.mark.parametrize("types", [(COLUMN_WISE,), (GRID_SHARD,)])
@@ -99,12 +85,6 @@ def test_packing_in_scarce_memory_keeps_parts_narrow(types: tuple[str, ...]) -> 
     parts = legal_parts(asked.task())
     check_sharding(asked.task(), parts)
     assert max(widths(parts)) <= MAX_GPU_COLUMNS
-
-
-def test_random_shardings_keep_parts_narrow() -> None:
-    task = request(Table("wide", 1000, 5000, 2.0)).task()
-    rng = np.random.default_rng(0)
-    assert max(width for _ in range(20) for width in widths(random_sharding(task, (COLUMN_WISE,), rng))) <= 2048
 
 
 @pytest.mark.parametrize(("columns", "fewest", "first"), [(18_000, 9, 9), (64, 1, 2), (5000, 3, 3)])

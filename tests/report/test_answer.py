@@ -13,28 +13,20 @@ from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.sharding import Communication
 from evenshard.planner.answer import (
-    BY_MODEL,
-    BY_RATING,
-    DEFAULT_PLAN,
     Baseline,
     DifferenceInterval,
     Nearness,
     PlacementAnswer,
 )
-from evenshard.planner.baselines import FULL_SPACE, TORCHREC
+from evenshard.planner.baselines import FULL_SPACE
 from evenshard.planner.rules import Rules
 from evenshard.report.answer import EIGHTHS, FULL, print_answer, shown_devices
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import advice, link_text, machine_text
 from evenshard.report.table_facts import costliest, offload_text, placed_parts
-from evenshard.sharders.catalog import label_of
 from evenshard.tables.assumptions import Assumption
 from support.answer_builders import GB, answer
 from support.builders import cost, table
-
-
-def shown_with(one: PlacementAnswer, missing: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    return printed(one, monkeypatch, 200, missing=missing)
 
 
 def printed(
@@ -111,11 +103,6 @@ def test_lines_fit_and_carry_no_colours(monkeypatch: pytest.MonkeyPatch, width: 
     assert "…" not in text
 
 
-def test_reserved_memory_leaves_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(answer(asked={"reserved_bytes": GB // 2}), monkeypatch)
-    assert row(text, 0)[2:7] == ["0.25", "/", "0.5", "50", "%"]
-
-
 def test_small_devices_count_in_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(answer(tables=[table(n, 2**10, 64) for n in "abc"], caps=(2**20, 2**21)), monkeypatch)
     assert "memory, MB" in text
@@ -139,14 +126,6 @@ def test_measured_times_lead(monkeypatch: pytest.MonkeyPatch) -> None:
         "Best of 2 baselines (greedy by dim): 5.50 ms, 10 % slower.",
     ]
     assert "5.00" in row(text, 0)
-
-
-def test_only_real_hardware_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
-        asked = {"hardware": hardware}
-        text = printed(answer(measured=cost(5.0, 2.5), asked=asked), monkeypatch, width=120).replace(hardware, "")
-        text = text.replace("model simulated:h200", "")
-        assert text.lower().count(word) == 2 and other not in text  # in the first lines and above the column
 
 
 UNNAMED = "Without a training pipeline, only weights and optimizer state are counted."
@@ -182,11 +161,6 @@ def test_what_is_reserved_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     asked = {"training_pipeline": "sparse_dist", "reserved_share": 0.25, "reserved_bytes": GB // 4}
     assert reserved(monkeypatch, **asked) == f"25 % and 256 MB of each device reserved {uncounted}."
-
-
-def test_notes_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(answer(notes=("16 devices are\x1b priced.",)), monkeypatch, 300)
-    assert "\n16 devices are\ufffd priced.\n" in text
 
 
 def test_the_rest_is_printed_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,55 +219,8 @@ def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monke
     assert "kernel" not in printed(answer(), monkeypatch) and "hosts" not in printed(answer(), monkeypatch)
 
 
-def test_a_brimful_device_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(offloaded(reserved_share=0.21), monkeypatch, 200)
-    assert "Warning: Device 0 is filled to 95 % of its memory minus the reserve. A batch with more lookups" in text
-    assert "Warning: Device" not in printed(offloaded(reserved_share=0.15), monkeypatch, 200)
-
-
 WHOLE, CUTTING = Baseline("lookup_greedy", 6.0), Baseline(FULL_SPACE, 4.1)
 EVERY_TYPE: dict[str, Any] = {"sharding_types": ()}
-
-
-@pytest.mark.parametrize(
-    ("baselines", "may_cut", "words"),
-    [
-        ((WHOLE,), False, "Greedy by lookups: 6.00 ms, 50 % slower."),
-        (
-            (WHOLE,),
-            True,
-            "greedy by lookups, whole tables: 6.00 ms.",
-        ),
-        ((WHOLE, CUTTING), True, f"Best of 2 baselines ({label_of(FULL_SPACE)}): 4.10 ms, 2.5 % slower."),
-        (
-            (Baseline("dim_greedy", 4.05), CUTTING),
-            True,
-            "Best of 2 baselines (greedy by dim, whole tables): 4.05 ms, 1.2 % slower.",
-        ),
-    ],
-)
-def test_whole_tables_are_beside_cut_ones(
-    monkeypatch: pytest.MonkeyPatch, baselines: tuple[Baseline, ...], may_cut: bool, words: str
-) -> None:
-    text = printed(answer(comparison=baselines, asked=EVERY_TYPE if may_cut else {}), monkeypatch, 200)
-    line = next(line for line in text.splitlines() if " 6.00 ms" in line or "slower" in line)
-    assert line.lower() == words.lower()
-
-
-def test_with_which_settings_torchrec_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Baseline(
-        FULL_SPACE, 5.0, setting="no pooling factors", chosen=DEFAULT_PLAN, saves=DifferenceInterval(1.0, -0.1, 2.0)
-    )
-    best = Baseline(FULL_SPACE, 4.1, setting="min_partition 32, no replicas; of 10 plans", chosen=BY_MODEL)
-    rated = replace(best, chosen=BY_RATING)  # the same plan
-    one = answer(comparison=(WHOLE, plain, rated, best), asked=EVERY_TYPE)
-    text = printed(one, monkeypatch, 200, verbose=True)
-    default = "TorchRec's default plan: 5.00 ms, 25 % slower (90 %: 2.5 % faster to 50 % slower)."
-    assert recommendation(text)[2] == default
-    assert f"baseline  {label_of(FULL_SPACE)}, as it comes: 5.00 ms, no pooling factors\n" in text
-    name = f"{label_of(FULL_SPACE)}, best by this model"
-    assert f"baseline  {name}: 4.10 ms, min_partition 32, no replicas; of 10 plans\n" in text
-    assert f"Best of 4 baselines ({name}): 4.10 ms, 2.5 % slower." in text
 
 
 def test_the_placement_in_use_is_among_the_first_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,21 +232,6 @@ def test_the_placement_in_use_is_among_the_first_lines(monkeypatch: pytest.Monke
     assert lines[2] == "The fewest moves from the placement in use: 4.00 ms, as fast."
     known_before = replace(near, stay_saves=None)
     assert "in use" not in printed(answer(nearness=known_before), monkeypatch, 200)
-
-
-def test_why_torchrec_was_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = answer(comparison=(WHOLE,))
-    assert "TorchRec's planner was not compared: it is not there." in shown_with(one, "it is not there.", monkeypatch)
-    every = answer(comparison=(WHOLE,), asked=EVERY_TYPE)
-    assert "TorchRec's planner was not compared: it is not there." in shown_with(every, "it is not there", monkeypatch)
-    whole = answer(comparison=(WHOLE, Baseline(TORCHREC[0], 9.0)), asked=EVERY_TYPE)
-    said = "TorchRec's planner with all sharding types was not compared: add --report."
-    assert said in shown_with(whole, "", monkeypatch)
-    many = [table(f"t{number}", 9, 64) for number in range(1001)]
-    much = answer([0] * 1001, tables=many, comparison=(WHOLE,), asked=EVERY_TYPE)
-    assert "was not compared: it takes minutes if tables times devices exceed 2,000." in shown_with(
-        much, "", monkeypatch
-    )
 
 
 @pytest.mark.parametrize(
@@ -395,19 +307,6 @@ def test_machine_and_links(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_text(replace(pods, machine=Nodes(4, 4, groups=kinds))) == ("2 x simulated:h100 + 2 x simulated:h200")
 
 
-def test_where_tables_are_whole_no_line_says_so_and_the_bound_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(answer(), monkeypatch, 200, verbose=True)
-    assert "sharded" not in text
-    assert "bound     3.20 ms. Under the model, no placement that the request allows is faster" in text
-
-
-def test_assumptions_are_counted_and_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assumed = tuple(Assumption(f"t{number}", "weight_bits", "32, the default") for number in range(2000))
-    text = printed(answer(asked={"assumptions": assumed}), monkeypatch, 120, verbose=True)
-    assert "weight_bits of 2,000 tables: 32, the default (t0, t1, t2 and 1,997 more)" in text
-    assert len(text.splitlines()) < 18
-
-
 def test_assumed_lookups_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """All times depend on them: printed once, with the remedy; in Python, the page and the card too."""
     assumed = tuple(Assumption(f"t{number}", "pooling_factor", "1, the default") for number in range(2000))
@@ -427,18 +326,6 @@ def test_names_steer_no_terminal_and_mean_no_markup(monkeypatch: pytest.MonkeyPa
     one = answer(tables=[table(n, 9, 64) for n in names], asked={"assumptions": assumed})
     text = printed(one, monkeypatch, 120, verbose=True)
     assert "[bold]x[64:128], new�line�[31m, :smile:" in text
-
-
-def test_a_terminal_without_unicode_gets_plain_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(answer(), monkeypatch, 120, "ascii")
-    assert "#" * 40 in text
-
-
-def test_a_single_device_has_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(answer((0, 0, 0), (4.0,), comparison=(Baseline("random", 4.0),)), monkeypatch)
-    assert "baseline" not in text
-    assert "bound" not in text
-    assert "*" not in text
 
 
 # Advice ---------------------------------------------------------------------------------------------------------------

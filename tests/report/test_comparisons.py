@@ -5,17 +5,13 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from evenshard.cli import main
 from evenshard.planner.answer import DEFAULT_PLAN, Baseline, DifferenceInterval, PlacementAnswer
 from evenshard.planner.baselines import FULL_SPACE
 from evenshard.planner.diff import diff
-from evenshard.planner.file import save_answer
 from evenshard.report.comparisons import difference_markdown, escape_markdown, marker
-from support import documented
 from support.explain_builders import additive, answered, asked
 
 THREE = {"a": 5.0, "b": 3.0, "c": 2.0}
@@ -101,12 +97,6 @@ def test_no_name_ends_the_marker_or_mentions_anybody(name: str) -> None:
     assert cells.count("|") == 7
 
 
-def test_marks_differ_where_titles_do() -> None:
-    titles = [*NAMES, "a-->@everyone.csv", "a- -->", "tables_v2.yaml", "a b.csv", "&#45;&#45;"]
-    assert len({marker(one) for one in titles}) == len(titles)
-    assert marker("my-tables_v2.yaml") == "<!-- evenshard placement of my-tables_v2.yaml -->"
-
-
 def test_names_and_sentences_are_no_markdown() -> None:
     assert escape_markdown("@all <b> `x`") == "&#64;&#8203;all &#60;b&#62; &#96;x&#96;"
     old, new = answered(asked({"a|`@x`": 5.0}, 2), (0,)), answered(asked({"a|`@x`": 5.0}, 2), (1,))
@@ -117,14 +107,3 @@ def test_many_moves_stay_within_what_a_comment_may_have() -> None:
     request = asked({f"table_{number:04}": 1.0 for number in range(500)}, 2)
     text = shown(answered(request, (0,) * 500), answered(request, (1,) * 499 + (0,)))
     assert "479 smaller moves are not shown." in text and len(text) < 60_000
-
-
-def test_the_documented_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    old, new = answered(asked(THREE, 2), (0, 0, 1)), answered(asked(THREE, 2), (0, 1, 1))
-    save_answer(old, "old.json")
-    save_answer(new, "new.json")
-    assert main(documented.command("docs/kubeflow.md", "evenshard diff old.json new.json --markdown")) == 0
-    assert capsys.readouterr().out.startswith("<!-- evenshard placement of tables.yaml -->\n### evenshard")

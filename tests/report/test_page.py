@@ -21,11 +21,10 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import Baseline, PlacementAnswer
 from evenshard.planner.baselines import FULL_SPACE, RULE, TORCHREC
-from evenshard.planner.file import json_schema
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, PlacementCost
-from evenshard.report.page.page import Axis, baseline_axis, device_bars, host_bars, page, save_page, time_axis
-from evenshard.sharders.catalog import HEURISTICS, label_of
+from evenshard.report.page.page import Axis, baseline_axis, device_bars, host_bars, page, time_axis
+from evenshard.sharders.catalog import HEURISTICS
 from evenshard.tables.assumptions import Assumption
 from support.answer_builders import GB, answer
 from support.builders import cost, table
@@ -151,84 +150,6 @@ def test_the_numbers_are_the_answers() -> None:
         assert said in text, said
 
 
-def test_a_line_says_what_the_comparison_lacks() -> None:
-    one = answer(comparison=(Baseline("random", 9.0),))
-    assert "TorchRec is &lt;not&gt; there" in page(one, "TorchRec is <not> there")
-    assert "TorchRec" not in page(one)
-
-
-def test_simulated_times_are_not_called_measured() -> None:
-    for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
-        baselines = (Baseline("size_greedy", 4.1, 6.0),)
-        one = answer(measured=cost(5.0, 2.5), comparison=baselines, asked={"hardware": hardware}, lineage={})
-        text = Elements(page(one)).text.replace("simulated:h200", "").replace("learnt from measured", "")
-        assert word in text and other not in text
-
-
-def test_the_page_begins_with_the_recommendation() -> None:
-    one = answer(link="nvlink_h200", notes=("16 devices <are> priced.",))
-    text = " ".join(Elements(page(one)).text.split())
-    first = (
-        "on 2 devices 4.00 ms of embedding work per step, predicted (90 %: 3.60 to 4.40 ms). At most 25 % above the "
-        "model's lower bound, 3.20 ms."
-    )
-    assert first in text
-    assert (
-        text.index(first)
-        < text.index("16 devices <are> priced.")
-        < text.index("2 x simulated:h100, nvlink_h200, batch")
-    )
-    assert "priced" not in page(answer())
-
-
-def test_torchrec_may_cut_too_and_that_is_said() -> None:
-    every_way = {"sharding_types": ()}
-    one = answer(comparison=(Baseline("random", 9.0), Baseline(FULL_SPACE, 4.5)), asked=every_way)
-    text = " ".join(Elements(page(one)).text.split())
-    assert f"best baseline {label_of(FULL_SPACE)}: 12 % slower" in text
-    assert "Baselines place whole tables, except TorchRec's planner with every sharding type." in text
-    asked_with = replace(one, comparison=(Baseline(FULL_SPACE, 4.5, None, "", "with <this>; of 10 plans"),))
-    said = " ".join(Elements(page(asked_with)).text.split())
-    assert f"{label_of(FULL_SPACE)}: 4.50 ms, with <this>; of 10 plans." in said
-    assert "not compared" not in text
-    whole = " ".join(Elements(page(answer(comparison=(Baseline("random", 9.0),), asked=every_way))).text.split())
-    assert "random, whole tables: 125 % slower" in whole and "TorchRec's planner was not compared: add" in whole
-    assert "whole tables" not in page(answer(comparison=(Baseline("random", 9.0),)))
-
-
-def test_rows_replicas_and_nodes() -> None:
-    """Two nodes of two devices: a replica, rows on node 1, a whole table."""
-    halves = [TablePart("b", Span(2**19 * part, 2**19 * (part + 1)), Span(0, 64), (2 + part,)) for part in range(2)]
-    everything = Span(0, 2**20), Span(0, 64)
-    parts = (TablePart("a", *everything, (0, 1, 2, 3)), *halves, TablePart("c", *everything, (1,)))
-    asked = {"sharding_types": (), "machine": Nodes(4, 2, inter="infiniband_ndr")}
-    one = answer(totals_ms=(4, 3, 2, 1), parts=parts, asked=asked, link="nvlink_h200")
-    text = " ".join(Elements(html := page(one)).text.split())
-    for said in (
-        "2 nodes x 2 simulated:h100, nvlink_h200 + infiniband_ndr, batch",
-        "table_row_wise 1 table, rows over the 2 devices of a node: b on node 1",
-        "data_parallel 1 table, 256 MB of weights and optimizer state on every device: a",
-        "b table_row_wise 1,048,576 64 0:64 2 shards of up to 524,288 rows, devices 2 to 3",
-        "a data_parallel 0:1048576 0:64 all 1,048,576",
-        "b table_row_wise 524288:1048576 0:64 3 524,288",
-        "On the slowest device (device 0) table sharding rows dim lookups "
-        "memory device alone, ms adds, ms share of device a",
-        "no placement that the request allows is faster",
-    ):
-        assert said in text, said
-    assert [attributes["data-device"] for _, attributes in Elements(html).tags if "data-device" in attributes] == [
-        "all",
-        "2",
-        "3",
-        "1",
-    ]
-
-
-def test_the_same_answer_gives_the_same_page(tmp_path: Path) -> None:
-    save_page(full(), tmp_path / "out.html")
-    assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
-
-
 def test_many_devices_become_columns() -> None:
     count = 128
     tables = [table(f"t{number}", 99, 64) for number in range(count)]
@@ -330,26 +251,6 @@ def test_memory_of_hosts() -> None:
     assert [bar.label for bar in host_bars(on_ssd)] == ["host 0, SSDs", "host 1, SSDs"]
 
 
-def test_where_tables_are_kept_is_on_the_page_where_some_are_not_in_device_memory() -> None:
-    text = " ".join(Elements(page(offloaded())).text.split())
-    for said in (
-        "Memory of hosts Weights and optimizer state outside of device memory",
-        "host 0 1.50 GB of 1.00 GB 150 % host 1 0 bytes of 2.00 GB 0 %",
-        "fused_uvm 1 table, 768 MB in host memory: c",
-        "Host 0 is filled to 150 % of the memory available to tables",
-        "1.50 GB not in device memory access to host memory and SSDs takes",
-        "misses offload, ms a table_wise",
-        "Hosts 1.00 GB to 2.00 GB of memory each at 200 GB/s",
-        "Compute kernels fused, fused_uvm_caching, fused_uvm",
-        "Training pipeline sparse_dist",
-        "Dense model 256 MB of each device",
-    ):
-        assert said in text, said
-    usual = page(answer())
-    assert "Memory of hosts" not in usual and "misses" not in usual and "offload, ms" not in usual
-    assert page(offloaded()).count("fused_uvm_caching 0.5<") == 3  # twice among the costliest, and in the list
-
-
 def test_everything_fits_on_the_axes() -> None:
     one = full()
     assert time_axis(one).stop > 5.0
@@ -419,20 +320,6 @@ def test_the_page_says_that_torchrec_is_missing(
     assert compared == [(*HEURISTICS, RULE)]
 
 
-def test_without_a_report_torchrec_is_not_looked_for(
-    monkeypatch: pytest.MonkeyPatch, compared: list[tuple[str, ...]]
-) -> None:
-    """Importing it takes seconds."""
-    monkeypatch.setattr("evenshard.cli.place._torchrec", lambda: pytest.fail("looked for TorchRec"))
-    assert main(["place", "t.yaml"]) == 0
-    assert compared == [HEURISTICS]
-
-
-def test_the_schema_needs_no_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place", "--schema"]) == 0
-    assert json.loads(capsys.readouterr().out) == json_schema()
-
-
 # A browser ------------------------------------------------------------------------------------------------------------
 
 PROBE = """<script>
@@ -449,24 +336,6 @@ document.body.dataset.seen = JSON.stringify({
   overflow: document.documentElement.scrollWidth - innerWidth, alerts: window.alerted ?? 0,
 });
 </script></body>"""
-
-
-@pytest.mark.slow
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page was not opened in a browser")
-def test_a_narrow_page_does_not_scroll_sideways(tmp_path: Path) -> None:
-    from playwright.sync_api import sync_playwright
-
-    one, setting = full(), "without data_parallel, columns of at least 32, a greedy proposer, a performance partitioner"
-    baselines = (Baseline(TORCHREC[0], 8.0, setting=setting, chosen="best by its own rating"), Baseline("x" * 80, 9.0))
-    save_page(replace(one, comparison=(*one.comparison, *baselines)), tmp_path / "page.html")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for width in (320, 400, 600):
-            tab = browser.new_page(viewport={"width": width, "height": 900})
-            tab.goto((tmp_path / "page.html").as_uri())
-            assert tab.evaluate("document.documentElement.scrollWidth") == width
-        browser.close()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page was not opened in a browser")

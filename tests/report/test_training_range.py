@@ -11,7 +11,7 @@ import pytest
 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff import diff
-from evenshard.report.answer import brief_text, make_displayable
+from evenshard.report.answer import make_displayable
 from evenshard.report.comparisons import difference_markdown
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import warning_texts
@@ -56,18 +56,7 @@ def test_the_terminal_says_it_beside_the_interval_and_in_a_warning() -> None:
     assert "outside" not in answer(measured=cost(5.0, 2.5)).summary()
 
 
-def test_in_brief_the_interval_and_the_first_warning_say_it() -> None:
-    text = brief_text(answer(warnings=(ROWS,)))
-    assert "predicted outside the training range" in text and SAID.rstrip(".") in text
-    assert repr(make_displayable(answer(warnings=(ROWS,)))) == text
-
-
 def test_several_quantities_are_one_sentence() -> None:
     (text,) = warning_texts(answer(warnings=(ROWS, "8 devices are more than the 4 the model was trained on")))
     assert text == f"{SAID.rstrip('.')}; 8 devices are more than the 4 the model was trained on."
     assert warning_texts(answer()) == []
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_bound_is_a_claim_of_the_model(form: str) -> None:
-    assert "above the model's lower bound" in " ".join(FORMS[form](answer()).split())
