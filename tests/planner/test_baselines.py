@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,10 +9,8 @@ import pytest
 import torch
 
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import TablePart, whole_part
-from evenshard.placement.placement import check_parts_memory
+from evenshard.placement.parts import whole_part
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
-from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import BY_MODEL, BY_RATING, DEFAULT_PLAN, Baseline
 from evenshard.planner.baselines import (
     FULL_SPACE,
@@ -24,10 +21,9 @@ from evenshard.planner.baselines import (
     predict_baselines,
 )
 from evenshard.planner.intervals import predict_saving
-from evenshard.planner.pricing import PartsMeasurer, part_costs, price_parts
+from evenshard.planner.pricing import part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.price.costs import DeviceCost, PlacementCost
 from evenshard.sharders.model import DeviceModel
 from evenshard.torchrec.baseline.topology import DEFAULT_SETTING, SETTINGS, machine_bandwidths
 from evenshard.torchrec.plan.plans import shards_of
@@ -51,9 +47,9 @@ def asked(**more: object) -> PlacementRequest:
     return PlacementRequest(**{**known, **more})  # type: ignore[arg-type]
 
 
-def found(request: PlacementRequest, *names: str, measure: PartsMeasurer | None = None) -> tuple[Baseline, ...]:
+def found(request: PlacementRequest, *names: str) -> tuple[Baseline, ...]:
     costs = part_costs(request, untrained())
-    return predict_baselines(place_baselines(request, costs, names), costs, measure)
+    return predict_baselines(place_baselines(request, costs, names), costs)
 
 
 def test_torchrec_is_asked_for_more_than_whole_tables_only_where_that_is_allowed() -> None:
@@ -121,25 +117,6 @@ def test_tables_that_stay_together_stay_whole_and_what_breaks_a_rule_is_said() -
     for one in found(together, FULL_SPACE):
         assert one.predicted_ms is not None
         assert "costly, a are not on the same device" in one.note
-
-
-@pytest.mark.slow
-def test_plans_are_measured_as_they_are() -> None:
-    seen: list[tuple[ShardingTask, Sequence[TablePart]]] = []
-
-    def measure(task: ShardingTask, placements: Sequence[Sequence[TablePart]]) -> list[PlacementCost]:
-        seen.extend((task, parts) for parts in placements)
-        return [PlacementCost((DeviceCost(1, 2, 3, 4),), "modelled")]
-
-    assert [one.measured_ms for one in found(asked(), FULL_SPACE, measure=measure)] == [10] * 3
-    for task, parts in seen:
-        check_parts_memory(task, parts)
-
-
-@pytest.mark.slow
-def test_what_torchrec_cannot_place_in_any_way_has_no_time() -> None:
-    (one,) = found(asked(caps_bytes=(25 * 2**20,) * 2), FULL_SPACE)
-    assert one.predicted_ms is None and "TorchRec's planner found no plan in any of 4 settings" in one.note
 
 
 @pytest.mark.slow

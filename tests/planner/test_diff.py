@@ -161,17 +161,15 @@ def test_traffic_by_pair_and_device() -> None:
     assert diff(two(0, 1, num_devices=3), two(2, 2, num_devices=3)).traffic.busiest_bytes == 640, "one receives"
 
 
-def random_answer(
-    rng: np.random.Generator, num_devices: int, optimizer: str = "sgd", replicas: bool = True, nodes: int = 1
-) -> PlacementAnswer:
+def random_answer(rng: np.random.Generator, num_devices: int, nodes: int = 1) -> PlacementAnswer:
     """Six tables of ten rows, each sharded in any way."""
     machine = Nodes(num_devices, num_devices // nodes, inter="infiniband_ndr" if nodes > 1 else "")
-    request = asked(dict.fromkeys("abcdef", 1.0), num_devices, dim=16, optimizer=optimizer, machine=machine)
+    request = asked(dict.fromkeys("abcdef", 1.0), num_devices, dim=16, machine=machine)
 
     def parts() -> Iterator[TablePart]:
         for table in request.tables:
             rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
-            way = rng.integers(5 if replicas else 4)
+            way = rng.integers(5)
             if way == 4:
                 yield TablePart(table.name, rows, columns, tuple(range(num_devices)))
             elif way == 0:
@@ -218,13 +216,6 @@ def test_bytes_are_those_of_the_weights_that_devices_lack(seed: int, nodes: int)
             cell = (move.table, row, move.columns.start)
             assert move.from_device in before[cell] and move.to_device in after[cell] - before[cell]
     assert diff(old, old).moves == () and diff(new, new).traffic.moved_bytes == 0
-
-
-def test_the_way_back_takes_the_same_bytes() -> None:
-    rng = np.random.default_rng(1)
-    old, new = (random_answer(rng, 4, "rowwise_adagrad", replicas=False) for _ in range(2))
-    assert diff(old, new).traffic.moved_bytes == diff(new, old).traffic.moved_bytes > 0
-    assert diff(old, new).kept_bytes == diff(new, old).kept_bytes > 0
 
 
 def test_a_replica_is_copied_to_every_device_that_lacks_it() -> None:
@@ -311,16 +302,6 @@ def test_no_renaming_moves_less(seed: int, num_old: int, num_new: int, nodes: in
     assert found is None or num_new < 4 or found.new_names in ways
 
 
-def test_devices_of_two_nodes_do_not_trade_names() -> None:
-    works = dict.fromkeys("abcd", 1.0)
-    request = asked(works, 4, machine=Nodes(4, 2, inter="infiniband_ndr"))
-    # a and b share a node, then a and c: 1 and 2 cannot trade. The nodes can.
-    assert new_names(answered(request, (0, 1, 2, 3)), answered(request, (0, 2, 1, 3))) is None
-    assert new_names(answered(request, (0, 1, 2, 3)), answered(request, (2, 3, 0, 1))) == (2, 3, 0, 1)
-    request = asked(works, 4)
-    assert new_names(answered(request, (0, 1, 2, 3)), answered(request, (0, 2, 1, 3))) == (0, 2, 1, 3)
-
-
 def test_a_renamed_answer_has_the_same_times_elsewhere_and_rows_in_order() -> None:
     rows = [TablePart("c", Span(5 * n, 5 * n + 5), EIGHT, (n,)) for n in range(2)]
     whole = [TablePart(name, TEN, EIGHT, (home,)) for name, home in (("a", 0), ("b", 1))]
@@ -383,6 +364,8 @@ def test_the_new_request_is_what_both_are_judged_on() -> None:
         "the pooling factors or histograms of 2 tables changed; both times are predicted with the new value",
     )
     own = diff(old, new)
+    other = replace(old, lineage={"model": {"source": "other", "sha256": "1"}})
+    assert "the files' times are from different models" in {*diff(other, new).notes} - {*own.notes}
     assert own.times.predicted_by == OWN_FIGURES and own.times.lower_bound_ms == new.lower_bound_ms
     assert (own.times.old_ms, own.times.new_ms, own.times.saves_ms) == (8, 60, -52)
 
@@ -412,13 +395,6 @@ def test_another_number_of_devices() -> None:
     assert times.old_ms == pytest.approx(few.predicted_ms, rel=1e-6)
     assert times.new_ms == pytest.approx(many.predicted_ms, rel=1e-6)
     assert times.old_ms != pytest.approx(times.new_ms, rel=1e-3)
-
-
-def test_figures_of_different_models_are_told_apart() -> None:
-    other = {"model": {"source": "other", "sha256": "1"}}
-    old, new = replace(two(0, 1), lineage=other), two(0, 1)
-    assert diff(old, new).notes == ("the files' times are from different models",)
-    assert diff(new, new).notes == ()
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -451,14 +427,10 @@ def test_the_command_tells_the_difference_and_writes_the_renamed_placement(
 
 
 def test_without_its_model_the_files_figures_stand(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    model, elsewhere = Path(files[0]).with_name("model"), Path(files[0]).with_name("elsewhere")
-    model.rename(elsewhere)
+    Path(files[0]).with_name("model").rename(Path(files[0]).with_name("elsewhere"))
     assert main(["diff", *files[:2]]) == 0
     shown = capsys.readouterr()
-    (line,) = shown.err.splitlines()
-    assert line.startswith("evenshard diff: warning: the file's model cannot be loaded")
+    assert shown.err.startswith("evenshard diff: warning: the file's model cannot be loaded")
     assert OWN_FIGURES in " ".join(shown.out.split())
-    assert main(["diff", *files[:2], "--model", str(elsewhere)]) == 0
-    for wrong, said in ((["--model", str(model)], "no such"), (["--link-gb-s", "0"], "--link-gb-s is 0.0. Set a")):
-        assert main(["diff", *files[:2], *wrong]) == 2
-        assert said in capsys.readouterr().err
+    assert main(["diff", *files[:2], "--link-gb-s", "0"]) == 2
+    assert "--link-gb-s is 0.0. Set a" in capsys.readouterr().err

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import evenshard
 from evenshard.base.errors import BadConfig
-from evenshard.base.units import gb_to_bytes
-from evenshard.measure.config import MeasureConfig
-from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.placement.parts import whole_part
-from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import (
@@ -37,7 +31,6 @@ from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.training_domain import MOST_FACTOR, TrainingDomain
 from evenshard.tables.locality import arrange_hot_rows
-from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE
 from support.convex_builders import random_model
@@ -75,23 +68,6 @@ def test_every_profile_has_times() -> None:
         costs = part_costs(asked, model_of(None, asked.hardware))
         found = costs.predict([whole_part(one, (at,)) for at, one in enumerate(asked.tables)])
         assert 0 < found.predicted_ms < 10, profile
-
-
-@pytest.mark.parametrize("name", ["avazu", "mlperf_dlrm_v2", "nvidia_tiny"])
-def test_whole_tables_are_predicted_as_the_loop_measures_them(name: str) -> None:
-    """The loop counts no indices; its kernels and its exchanges of embeddings and gradients are the same."""
-    batch, cap = 65_536, gb_to_bytes(8192)
-    asked = PlacementRequest(
-        load_catalog(name, batch), (cap,) * 8, batch, optimizer="rowwise_adagrad", hardware="simulated:h200"
-    )
-    devices = np.random.default_rng(0).integers(8, size=len(asked.tables)).tolist()
-    placement = Placement(tuple(devices), 8)
-    hardware = SimulatedHardware(MeasureConfig(asked.hardware, noise=0.0, optimizer=asked.optimizer))
-    measured = hardware.measure(ShardingTask.whole("task", asked.tables, 8, cap, batch), placement)
-    predicted = part_costs(asked, model_of(None, asked.hardware)).predict(placement.parts(asked.tables))
-    for one, other in zip(predicted.devices, measured.devices, strict=True):
-        for phase in ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms"):
-            assert getattr(one, f"predicted_{phase}") == pytest.approx(getattr(other, phase), rel=0.002), phase
 
 
 def test_devices_of_other_hardware_have_their_own_times() -> None:

@@ -13,9 +13,7 @@ from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
     ROW_WISE,
-    TABLE_COLUMN_WISE,
     TABLE_WISE,
-    matching_types,
 )
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
@@ -32,16 +30,6 @@ LINK = "infiniband_ndr"
 
 def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> PlacementAnswer:
     return place_request(asked, untrained(), PlaceConfig(effort))
-
-
-def test_columns_of_one_node_are_cut_unevenly_and_stay_there() -> None:
-    """Ten rows of 64 columns are 2,560 bytes: 24 and 40 columns fill one node, and 40 would fit another one too."""
-    tables = (Table("wide", 10, 64, 1.0), Table("b", 10, 8, 20.0))
-    asked = request(tables=tables, caps=(960, 1600, 1600, 300, 960, 300), machine=Nodes(6, 2, inter=LINK))
-    asked = replace(asked, sharding_types=(TABLE_WISE, TABLE_COLUMN_WISE))
-    wide = [part for part in answer(asked).parts if part.table == "wide"]
-    assert sorted(part.columns.size for part in wide) == [24, 40]
-    assert TABLE_COLUMN_WISE in matching_types(wide, tables[0], asked.nodes)
 
 
 def test_hosts_are_packed_too() -> None:
@@ -86,18 +74,25 @@ def test_rows_are_where_their_counted_lookups_have_room() -> None:
     assert [part.rows.size for part in answer(asked).parts] == [100] * 4
 
 
-def test_tables_that_stay_together_have_a_kernel_in_common() -> None:
-    kernels = {"a": (FUSED,), "b": ("fused_uvm",)}
+def test_rules_that_leave_nothing_are_named() -> None:
     machine = replace(Nodes.one_node(2), host_bytes=(10**6,))
-    asked = request(8, 8, machine=machine, rules=Rules(together=(("a", "b"),), table_kernels=kernels))
-    with pytest.raises(
-        InfeasibleTask, match="tables 'a, b' must stay together, but no kernel is allowed for all of them"
+    for rules, problem in (
+        (
+            Rules(together=(("a", "b"),), table_kernels={"a": (FUSED,), "b": ("fused_uvm",)}),
+            "tables 'a, b' must stay together, but no kernel is allowed for all of them",
+        ),
+        (
+            Rules(table_types={"a": (DATA_PARALLEL,)}, table_kernels={"a": ("fused_uvm",)}),
+            "'a' allows only data_parallel sharding, but replicas need device memory",
+        ),
+        (
+            Rules(pinned={"a": (0,)}, table_types={"a": (ROW_WISE,)}),
+            "'a' allows only row_wise sharding, but a rule allows only the devices",
+        ),
+        (
+            Rules(together=(("a", "b"),), apart=(("a", "b"),)),
+            r"tables a, b must stay both together and apart\. Drop one of the two rules",
+        ),
     ):
-        answer(asked)
-
-
-def test_replicas_are_in_device_memory_or_nowhere() -> None:
-    machine = replace(Nodes.one_node(2), host_bytes=(10**6,))
-    rules = Rules(table_types={"a": (DATA_PARALLEL,)}, table_kernels={"a": ("fused_uvm",)})
-    with pytest.raises(InfeasibleTask, match="'a' allows only data_parallel sharding, but replicas need device memory"):
-        answer(request(8, 8, machine=machine, rules=rules))
+        with pytest.raises(InfeasibleTask, match=problem):
+            answer(request(8, 8, machine=machine, rules=rules))
