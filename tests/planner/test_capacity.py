@@ -191,6 +191,7 @@ def test_the_memory_that_a_refusal_names_has_batches_a_share_and_the_dense_model
     found = re.search(r"memory_cap_gb to (\d+\.\d\d)", message)
     assert found and float(found[1]) > 1.5, message
     check_remedies(asked, message)
+    assert "memory_cap_gb to 4.0" in refused(adagrad(1_000_000, gb=1.0, dense_bytes=4 * GB))
     less = replace(asked, caps_bytes=(gb_to_bytes(float(found[1]) - 0.01),) * 3)
     assert "memory_cap_gb" in refused(less)
 
@@ -210,6 +211,14 @@ def test_host_memory_is_named_where_it_would_do() -> None:
     assert refused(with_host_gb(asked, 3)) == ""
     less = refused(with_host_gb(asked, 2))
     assert "or host_memory_gb to 3" in less and "With" not in less and ", or host_memory_gb." not in less
+
+
+def test_more_host_memory_is_named_where_the_smallest_host_has_too_little() -> None:
+    """Each node has three tables of 3 GB for two devices of 4: it takes 3 GB of a host, and one has 1."""
+    asked = whole_gb(*[3.0] * 6, devices=4, gb=4, sharding_types=(TABLE_WISE,), compute_kernels=())
+    rules = Rules(pinned_nodes={f"t{number}": (number // 3,) for number in range(6)})
+    machine = Nodes(4, 2, inter="infiniband_ndr", host_bytes=(GB, 9 * GB))
+    assert "or host_memory_gb to 3" in refused(replace(asked, rules=rules, machine=machine))
 
 
 def test_host_memory_is_not_named_where_it_would_not_do() -> None:

@@ -131,6 +131,9 @@ def test_each_part_of_a_split_table() -> None:
     moves = [one.change for one in part.changes if one.change.startswith(("move", "swap"))]
     assert moves and all("its columns" in one for one in moves)
     assert not any("to device 0" in one for one in moves), "another part of it is there"
+    # a is alone on device 2, where it costs the overhead, and beside b on device 0.
+    split = answered(asked({"a": 5.0, "b": 3.0}, 3), (0, 2, 0), {"a": (4,)}, additive(1.0))
+    assert explain(split, additive(1.0), "a").adds_ms == pytest.approx(6)
 
 
 def test_changes_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

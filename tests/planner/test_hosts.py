@@ -101,7 +101,6 @@ def test_memory_of_hosts_of_flags() -> None:
          "num_devices is 8, but there are 2 nodes of 8 devices. Correct one of the three."),
         ({"num_devices": 9, "nodes": 2, "inter": "ib_400g"}, "9 devices cannot be divided evenly over 2 nodes."),
         ({"num_devices": 4, "devices_per_node": 8}, "devices_per_node is 8, but there are 4 devices."),
-        ({"nodes": 2, "inter": "ib_40g"}, "inter: link is 'ib_40g'. Did you mean ib_400g"),
         ({"num_devices": 0}, "num_devices is 0, not a whole number from 1"),
         ({"num_devices": 2, "memory_cap_gb": 0}, "memory_cap_gb is 0"),
         ({"ssd_gb": float("nan")}, "ssd_gb is nan, not a number from 0 to"),
@@ -173,11 +172,9 @@ def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
     [
         ("[", "not readable as YAML"),
         ({}, "hosts is missing"),
-        ({"hosts": []}, "hosts is empty"),
         ({**MIXED, "link": "ib_400g"}, "'link' is unknown. Its keys are hosts, nodes_per_domain, intra, inter, host_"),
         ({"hosts": [{"count": 4}]}, "devices is missing"),
         ({"hosts": [{"devices": 0}]}, "hosts, entry 1: devices is 0, not a whole number from 1"),
-        ({"hosts": [{"devices": 4, "count": -1}]}, "hosts, entry 1: count is -1, not a whole number from 1"),
         ({"hosts": [{"devices": 4, "memory_gb": 0}]}, "hosts, entry 1: memory_gb is 0.0, not a number above 0"),
         ({**MIXED, "hosts": [{"devices": 4}, {"devices": 8}]}, "hosts, entry 2: devices is 8, but entry 1 has 4"),
         ({**MIXED, "hosts": [{"devices": 4, "memory_gb": 9}, {"devices": 4}]}, "memory_gb is given for some hosts,"),
@@ -185,7 +182,6 @@ def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
             {"hosts": [{"devices": 4, "host_memory_gb": -1}]},
             "hosts, entry 1: host_memory_gb is -1.0, not a number from 0",
         ),
-        ({"hosts": [{"devices": 4, "count": 2}]}, "there are 2 nodes, but no link between them."),
         ({"hosts": [{"devices": 4, "hardware": "abacus"}]}, "hardware is 'abacus'. Use one of"),
     ],
 )

@@ -49,6 +49,8 @@ def test_a_table_is_replicated_where_its_optimizer_is_the_dense_one_or_who_asks_
     assert {*list_without_replicas(asked)} == {"a", "b"} - names
     alone = replace(asked, caps_bytes=asked.caps_bytes[:1])
     assert list_without_replicas(alone) == ()
+    pinned = request(8, 16, **OWN, rules=Rules(pinned={"a": (0,)}))  # which is on one device anyway
+    assert list_without_replicas(pinned) == ("b",)
 
 
 @pytest.mark.parametrize(

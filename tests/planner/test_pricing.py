@@ -14,6 +14,7 @@ from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import (
+    compute_hot_rows_factors,
     compute_interval_factors,
     link_error,
     links_of_request,
@@ -80,6 +81,7 @@ def test_devices_of_other_hardware_have_their_own_times() -> None:
 
 def test_links_are_those_that_are_named_or_the_models() -> None:
     two_nodes = Nodes(4, 2, intra="50gb_s", inter="ethernet_25g")
+    confirmed = replace(two_nodes, intra="pcie3_host", inter="50gb_s")
     caps = (2**30,) * 4
     found = links_of_request(request(8, caps=caps, machine=two_nodes), untrained())
     assert (found.intra, found.inter) == (link("50gb_s"), link("ethernet_25g"))
@@ -87,9 +89,8 @@ def test_links_are_those_that_are_named_or_the_models() -> None:
     none = replace(additive(), trained_on=replace(untrained().trained_on, link=""))
     with pytest.raises(BadConfig, match=r"between 2 devices would take no time\. Give their link"):
         links_of_request(request(8), none)
-    worst = max(link(name).error.percent for name in ("50gb_s", "ethernet_25g"))
-    error = link_error(request(8, caps=caps, machine=two_nodes), untrained())
-    assert error is not None and error.percent == worst
+    assert link("pcie3_host").error.percent < link("50gb_s").error.percent
+    assert link_error(request(8, caps=caps, machine=confirmed), untrained()) == link("50gb_s").error
     assert link_error(request(8, caps=caps[:1], machine=Nodes(1, 1, intra="50gb_s")), untrained()) is None
 
 
@@ -203,6 +204,9 @@ def test_the_interval_of_unknown_hot_rows_holds_both_places() -> None:
     times = [reprice_answer(placed(own, sees), found.parts, sees).predicted_ms for own in known]
     assert max(times) > 1.2 * min(times)
     assert found.low_ms < min(times) / 1.01 and max(times) * 1.01 < found.high_ms
+    costs, ms = part_costs(found.request, sees), found.predicted_ms
+    ends = compute_hot_rows_factors(found.request, sees, costs, costs.predict(found.parts))
+    assert ends == pytest.approx((max(ms / min(times), 1), max(max(times) / ms, 1)))
     assert any("for 1 table (no row_shares)" in one for one in placed((*known[1][:4], UNKNOWN[4]), sees).notes)
     blind, blind_of_known = placed(UNKNOWN, untrained()), placed(known[1], untrained())
     assert (blind.low_ms, blind.high_ms) == pytest.approx((blind_of_known.low_ms, blind_of_known.high_ms))

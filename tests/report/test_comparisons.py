@@ -11,7 +11,7 @@ import pytest
 from evenshard.planner.answer import DEFAULT_PLAN, Baseline, DifferenceInterval, PlacementAnswer
 from evenshard.planner.baselines import FULL_SPACE
 from evenshard.planner.diff import diff
-from evenshard.report.comparisons import difference_markdown, escape_markdown, marker
+from evenshard.report.comparisons import difference_markdown, marker
 from support.explain_builders import additive, answered, asked
 
 THREE = {"a": 5.0, "b": 3.0, "c": 2.0}
@@ -84,12 +84,6 @@ def test_no_name_ends_the_marker_or_mentions_anybody(name: str) -> None:
     row = next(line for line in text.splitlines() if "0:10" in line)
     cells = re.sub(r"\\\\.", "", row)  # a backslash takes the next sign with it, before cells are cut
     assert cells.count("|") == 7
-
-
-def test_names_and_sentences_are_no_markdown() -> None:
-    assert escape_markdown("@all <b> `x`") == "&#64;&#8203;all &#60;b&#62; &#96;x&#96;"
-    old, new = answered(asked({"a|`@x`": 5.0}, 2), (0,)), answered(asked({"a|`@x`": 5.0}, 2), (1,))
-    assert "| <code>&#97;&#124;&#96;&#64;&#120;&#96;</code> | 0:10 |" in shown(old, new)
 
 
 def test_many_moves_stay_within_what_a_comment_may_have() -> None:

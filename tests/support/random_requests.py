@@ -21,7 +21,7 @@ SHAPES = ((1, 1, 1), (1, 2, 1), (1, 4, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2), (2, 
 
 
 def random_request(seed: int) -> PlacementRequest:
-    """Up to eight tables on up to eight devices; their memory is from less than enough to a little more."""
+    """Up to eight tables on up to eight devices; their memory is from less than enough to twice as much."""
     rng = np.random.default_rng(seed)
     nodes, per_node, per_domain = SHAPES[int(rng.integers(len(SHAPES)))]
     devices, domains = nodes * per_node, nodes // per_domain
@@ -42,7 +42,7 @@ def random_request(seed: int) -> PlacementRequest:
         machine = replace(asked.nodes, host_bytes=(outside // nodes,) * nodes)
         asked = replace(asked, machine=machine)
     asked = replace(asked, rules=_rules(rng, asked))
-    room = max(need - outside * rng.uniform(0, 1), 0.1 * need) * rng.uniform(0.8, 1.7)
+    room = max(need - outside * rng.uniform(0, 1), 0.1 * need) * rng.uniform(1.0, 2.0)
     draws = rng.uniform(0.5, 1.5, devices) if rng.random() < 0.3 else np.ones(devices)
     caps = tuple(int(room * share) + asked.sample_memory.total for share in draws / draws.sum())
     return replace(asked, caps_bytes=caps)
@@ -72,7 +72,6 @@ def _rules(rng: np.random.Generator, asked: PlacementRequest) -> Rules:
         {"pinned": {some[0]: device}},
         {"pinned_nodes": dict.fromkeys(some, node)},
         {"min_columns": dict.fromkeys(some, int(rng.choice([4, 8, 32])))},
-        {"table_types": dict.fromkeys(some, str(rng.choice(SHARDING_TYPES)))},
     ]
     if len(some) > 1:
         kinds += [{"together": [some]}, {"apart": [some]}, {"forbidden": {some[0]: device} if device else {}}]
