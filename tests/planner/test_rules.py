@@ -45,7 +45,6 @@ def test_an_empty_file_and_empty_keys_are_no_rules(tmp_path: Path) -> None:
         ("forbidden: {a: 0}\nforbidden: {b: 1}", "'forbidden' appears twice"),
         ("pined: {a: 0}", "'pined' is unknown .*pinned, forbidden"),
         ("pinned: {a: one}", "pinned: a is 'one', not a whole number or a list"),
-        ("together: [a, b]", r"together\[0\] is 'a', not a list"),
     ],
 )
 def test_mistakes_get_one_line(tmp_path: Path, text: str, message: str) -> None:
