@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from evenshard.base.errors import BadConfig
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.price.evidence import DeviceError, widen_interval
 from support.answer_builders import answer
 from support.builders import table
 from support.effort import LITTLE
@@ -74,3 +77,18 @@ def test_a_device_takes_no_less_than_each_of_its_parts_alone() -> None:
     step_ms = [device.predicted_total_ms + device.predicted_wait_ms for device in one.devices]
     assert step_ms == pytest.approx([one.predicted_ms] * len(step_ms))
     assert 0 < one.lower_bound_ms <= one.predicted_ms
+
+
+def test_an_answer_tells_the_wide_interval_and_keeps_the_models() -> None:
+    """Errors of the model and of the device add up as squares."""
+    one = answer(device_error=DeviceError(12.0, 40))
+    assert (one.model_low_ms, one.model_high_ms) == (3.6, pytest.approx(4.4))
+    assert one.low_ms == pytest.approx(4 * math.exp(-math.hypot(math.log(0.9), 0.12)))
+    assert one.high_ms == pytest.approx(4 * math.exp(math.hypot(math.log(1.1), 0.12)))
+    assert one.uncertainty_ms == pytest.approx((one.high_ms - one.low_ms) / 2)
+
+
+@pytest.mark.parametrize("ends", [(0.0, 0.0, 0.0), (10.0, 0.0, 12.0), (1e-300, 1e-308, 1e300)])
+def test_extreme_intervals_stay_intervals(ends: tuple[float, float, float]) -> None:
+    low, high = widen_interval(DeviceError(), *ends)
+    assert 0 <= low <= ends[1] and ends[2] <= high < math.inf

@@ -10,7 +10,6 @@ import yaml
 from evenshard.base.errors import BadInput
 from evenshard.cli import main
 from evenshard.planner.config_file import config_text, load_config
-from evenshard.planner.file import load_answer
 from evenshard.planner.knobs import place_knobs
 
 TABLES = "name,rows,dim,pooling\na,200000,16,3\nb,9000,8,1\nc,1000000,32,12\n"
@@ -52,15 +51,6 @@ def test_flags_take_precedence_even_with_their_default_value_and_rules_are_merge
     assert printed == {"tables": "tables.csv", "effort": "long", **rules}
 
 
-def test_tables_may_stand_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    table = "{name: a, num_rows: 1000, embedding_dim: 8, pooling_factor: 2}"
-    Path("request.yaml").write_text(f"tables: [{table}]\nnum_devices: 2\neffort: quick\n")
-    assert main(["place", "--config", "request.yaml", "-q", "-o", "out.json"]) == 0
-    answer = load_answer("out.json")
-    assert [one.num_rows for one in answer.request.tables] == [1000] and answer.num_devices == 2
-    assert config_of(capsys, "--config", "request.yaml").startswith("tables: [{name: a, num_rows: 1000,")
-
-
 def test_each_knob_of_a_file_comes_back() -> None:
     """Values of every type that a flag takes."""
     values = {
@@ -78,6 +68,9 @@ def test_each_knob_of_a_file_comes_back() -> None:
     }
     Path("request.yaml").write_text(config_text("tables.csv", values))
     assert load_config(Path("request.yaml")) == ("tables.csv", values)
+    table = {"name": "a", "num_rows": 1000, "embedding_dim": 8, "pooling_factor": 2}
+    Path("request.yaml").write_text(config_text([table], {"num_devices": 2}))
+    assert load_config(Path("request.yaml")) == ([table], {"num_devices": 2})
     assert set(values) < {one.name for one in place_knobs()}
 
 
@@ -87,7 +80,6 @@ def test_each_knob_of_a_file_comes_back() -> None:
         ("- a", "is not a request. Its keys are tables and the arguments"),
         ("devices: 4", "'devices' is unknown (did you mean num_devices?)"),
         ("num_devices: four", "num_devices is 'four', not a whole number"),
-        ("num_devices: 0", "num_devices is 0, not a whole number from 1"),
         ("pinned: {a: 1.5}", "pinned: a is 1.5, not a whole number"),
         ("tables: {a: 1}", "tables is neither a name nor a list of tables"),
         ("compare: [random]", "'compare' is unknown"),
@@ -99,11 +91,3 @@ def test_a_wrong_file_is_one_line(text: str, said: str) -> None:
         load_config(Path("request.yaml"))
     line = str(caught.value)
     assert line.startswith("request.yaml") and said in line and "\n" not in line
-
-
-def test_no_output_replaces_an_input_that_the_file_names(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("request.yaml").write_text("tables: tables.csv\nnear: old.json\n")
-    for out in ("old.json", "tables.csv", "request.yaml"):
-        assert main(["place", "--config", "request.yaml", "-o", out]) == 2
-        assert out in capsys.readouterr().err
-    assert Path("tables.csv").read_text() == TABLES and not Path("old.json").exists()

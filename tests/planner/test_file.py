@@ -22,16 +22,18 @@ from evenshard.planner.file import json_schema, json_text, load_answer, save_ans
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, PlacementCost
+from evenshard.price.evidence import DeviceError
 from support.answer_builders import answer as made
 from support.builders import table
 from support.effort import LITTLE
-from support.request_builders import ROOM, request, untrained
+from support.request_builders import request, untrained
 
 
-def answer(**more: Any) -> PlacementAnswer:
-    """Of whole tables, unless ``more`` says otherwise."""
-    rules = {"rules": Rules({"a": (1,)}, apart=(("a", "b"),)), "sharding_types": (TABLE_WISE,)}
-    asked = request(8, 16, 64, caps=(2**18, 2**19), **{**rules, **more})
+@cache
+def answer() -> PlacementAnswer:
+    """Of whole tables."""
+    rules = Rules({"a": (1,)}, apart=(("a", "b"),))
+    asked = request(8, 16, 64, caps=(2**18, 2**19), rules=rules, sharding_types=(TABLE_WISE,))
     return place_request(asked, untrained(), PlaceConfig(LITTLE, compare=("random", "size_greedy")))
 
 
@@ -56,9 +58,11 @@ def every_way() -> PlacementAnswer:
 
 
 def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
-    for one in (answer(), answer(sharding_types=(), optimizer="rowwise_adagrad"), every_way()):
+    noted = replace(answer(), link="nvlink_h200", notes=("16 devices are priced.",), device_error=DeviceError(12.0, 40))
+    for one in (answer(), noted, every_way(), offloaded()):
         save_answer(one, tmp_path / "placement.json")
         assert load_answer(tmp_path / "placement.json") == one
+        jsonschema.validate(json.loads((tmp_path / "placement.json").read_text()), json_schema())
 
 
 def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -75,37 +79,16 @@ def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
     assert load_answer(tmp_path / "placement.json") == one
 
 
-def test_a_file_from_before_waits_keeps_the_times_that_it_states(tmp_path: Path) -> None:
-    """The largest sum of a device's times, the exchange of indices among them."""
-    devices = (DeviceCost(1.0, 4.0, 1.0, 4.0), DeviceCost(2.0, 1.0, 6.0, 1.0))
-    one, path = made(measured=PlacementCost(devices, "modelled")), tmp_path / "placement.json"
-    assert one.measured_ms == 4 + 9
-    record = json.loads(json_text(one))
-    for device in record["predicted"]["devices"]:
-        del device["wait_ms"], device["hidden_ms"]
-    record["measured"]["total_ms"] = 10.0
-    path.write_text(json.dumps(record))
-    old = load_answer(path)
-    assert (old.predicted_ms, old.measured_ms) == (one.predicted_ms, 10.0)
-    assert [device.predicted_total_ms for device in old.devices] == [4.0, 2.0]
-    assert not any(device.predicted_wait_ms for device in old.devices)
-
-
 def test_the_contract() -> None:
     one = answer()
     record = json.loads(json_text(one))
-    assert record["num_devices"] == 2
-    assert record["schema_version"] == 4
+    assert (record["num_devices"], record["schema_version"]) == (2, 4)
     assert record["type_of_table"] == dict.fromkeys("abc", "table_wise")
-    assert record["request"]["sharding_types"] == ["table_wise"]
-    first = {name: record["shards"][0][name] for name in ("table", "rows", "columns", "devices")}
-    assert first == {"table": "a", "rows": [0, 1000], "columns": [0, 8], "devices": [1]}
-    assert record["predicted"]["total_ms"] == pytest.approx(max(d["total_ms"] for d in record["predicted"]["devices"]))
     assert record["predicted"]["total_ms"] == pytest.approx(one.predicted_ms)
-    assert record["lower_bound_ms"] <= record["predicted"]["total_ms"]
+    assert record["lower_bound_ms"] == one.lower_bound_ms
     assert record["uncertainty_ms"] == pytest.approx((one.high_ms - one.low_ms) / 2)
     assert record["lineage"]["model"]["source"] == "untrained"
-    assert sum(d["used_bytes"] for d in record["predicted"]["devices"]) == sum(one.used_bytes)
+    assert [one["used_bytes"] for one in record["predicted"]["devices"]] == list(one.used_bytes)
 
 
 def test_every_way_to_shard_is_in_the_file() -> None:
@@ -127,25 +110,6 @@ def test_every_way_to_shard_is_in_the_file() -> None:
     assert len(times) == 5 and sum(times) == first["total_ms"] == 4.0
 
 
-def test_fields_of_tables_that_are_as_usual_are_left_out(tmp_path: Path) -> None:
-    usual, weighted = table("a", 1000, 8), replace(table("b", 1000, 8), is_weighted=True, pooling="mean")
-    one = made((0, 1), tables=[usual, weighted])
-    first, second = json.loads(json_text(one))["request"]["tables"]
-    assert set(second) - set(first) == {"is_weighted", "pooling"}
-    save_answer(one, tmp_path / "placement.json")
-    assert load_answer(tmp_path / "placement.json") == one
-
-
-def test_link_and_notes_come_back_and_files_from_before_them_load(tmp_path: Path) -> None:
-    one = replace(answer(), link="nvlink_h200", notes=("16 devices are priced.",))
-    save_answer(one, tmp_path / "placement.json")
-    assert load_answer(tmp_path / "placement.json") == one
-    record = json.loads((tmp_path / "placement.json").read_text())
-    assert (record.pop("link"), record.pop("notes")) == ("nvlink_h200", ["16 devices are priced."])
-    (tmp_path / "placement.json").write_text(json.dumps(record))
-    assert load_answer(tmp_path / "placement.json") == replace(one, link="", notes=())
-
-
 def offloaded() -> PlacementAnswer:
     """Table a in device memory, b behind a cache, c in host memory; all that there is to count."""
     kept = (Storage(), Storage("fused_uvm_caching", 0.25), Storage("fused_uvm"))
@@ -158,11 +122,13 @@ def offloaded() -> PlacementAnswer:
         "reserved_share": 0.15,
         "dense_bytes": 1000,
         "compute_kernels": ("fused", "fused_uvm", "fused_uvm_caching"),
+        "table_optimizers": {"a": "adagrad"},
+        "dense_optimizer": "sgd",
     }
     return made(parts=parts, asked=asked)
 
 
-def test_storage_and_memory_are_in_the_file(tmp_path: Path) -> None:
+def test_storage_and_memory_are_in_the_file() -> None:
     one = offloaded()
     record = json.loads(json_text(one))
     assert [shard.get("storage") for shard in record["shards"]] == [
@@ -179,32 +145,7 @@ def test_storage_and_memory_are_in_the_file(tmp_path: Path) -> None:
         {"node": 0, "weights": 2**29, "optimizer_state": 0, "room": 2**40, "ssd": 0, "ssd_room": 0}
     ]
     assert record["memory"]["warnings"] == []
-    save_answer(one, tmp_path / "placement.json")
-    assert load_answer(tmp_path / "placement.json") == one
-    jsonschema.validate(record, json_schema())
     assert json.loads(json_text(every_way()))["memory"]["hosts"] == []
-
-
-def test_more_devices_than_the_models_link_connects_are_noted() -> None:
-    whole: dict[str, Any] = {"sharding_types": ("table_wise",)}
-    of_h200 = replace(untrained(), trained_on=replace(untrained().trained_on, link="nvlink_h200"))
-    for caps, count in (((ROOM,) * 8, 0), ((ROOM,) * 9, 1)):
-        one = place_request(request(*[8] * 9, caps=caps, **whole), of_h200, PlaceConfig(LITTLE))
-        assert (one.link, len(one.notes)) == ("nvlink_h200", count)
-    assert one.notes[0].startswith("9 devices are priced as one node")
-    assert place_request(request(*[8] * 9, caps=(ROOM,) * 9, **whole), untrained(), PlaceConfig(LITTLE)).notes == ()
-
-
-def test_the_schema_says_what_the_contract_says() -> None:
-    schema = json_schema()
-    contract = {"num_devices", "shards", "predicted", "lower_bound_ms", "uncertainty_ms", "lineage"}
-    assert contract <= set(schema["required"])
-    assert schema["additionalProperties"] is False
-    jsonschema.validate(json.loads(json_text(every_way())), schema)
-
-
-def test_the_same_request_gives_the_same_text() -> None:
-    assert json_text(answer()) == json_text(answer())
 
 
 @cache
@@ -224,44 +165,21 @@ def measured(ms: float) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda r: r.pop("shards"), r"json: shards is missing\. Write it"),
-        (lambda r: r.update(extra=1), "json: 'extra' is unknown"),
-        (lambda r: r["request"]["tables"][0].update(num_rows=0.5), r"tables\[0\]: num_rows is 0.5, not a whole"),
-        (lambda r: r["request"]["tables"][0].update(num_rows=0), "table 'a': num_rows is 0"),
         (lambda r: r.update(schema_version=3), "schema_version is 3, but this evenshard reads 4. Place again"),
         (lambda r: r.update(world_size=2), "is a TorchRec plan or a reshard delta, which has no times. Give the"),
-        (lambda r: r.update(schema_version=5), "schema_version is 5, but this evenshard reads 4. Place again"),
         (
             lambda r: r["shards"][0].update(rows=[0, 999]),
             r"'a' has shards with the rows '?0:999'?; each of its 1000 rows",
         ),
         (lambda r: r["shards"][0].update(devices=[0, 0]), r"'a' is on the devices \(0, 0\)\. Place it on one"),
-        (lambda r: r["shards"][0].update(devices=[]), "'a' has a shard without a device"),
         (lambda r: r["shards"][0].update(devices=[0, 1]), "says 'table_wise' for 'a', .* data_parallel"),
-        (lambda r: r["type_of_table"].pop("b"), "says None for 'b', but the shards of this table are table_wise"),
-        (lambda r: r["request"].update(sharding_types=["by_hand"]), "sharding_types contains 'by_hand'"),
         (lambda r: r["request"].update(machine={"num_devices": 4, "devices_per_node": 4}), "the machine has 4 devices"),
-        (lambda r: r["shards"][0].update(storage={"kernel": "tape"}), "compute kernel is 'tape'. Choose from fused"),
-        (
-            lambda r: r["shards"][0].update(storage={"load_factor": 0.5}),
-            "kernel fused has no cache. Remove load_factor",
-        ),
         (lambda r: r["shards"].pop(), r"columns '?none"),
-        (lambda r: r["shards"][0].update(table="x"), "'x', which is not among the tables"),
         (lambda r: r["shards"][0].update(devices=[7]), "on device 7, but the devices are 0 to 1"),
-        (lambda r: r["shards"][0].update(columns=[0, 4]), r"has shards with the columns '?0:4"),
         (lambda r: r.update(num_devices=3), "num_devices is 3"),
-        (lambda r: r["request"].update(optimizer="lion"), "optimizer is 'lion'"),
         (lambda r: r["predicted"].update(total_ms=math.nan), "'NaN' is not a valid number"),
-        (lambda r: r["predicted"]["devices"][0].update(fwd_compute_ms=math.inf), "'Infinity' is not a valid number"),
-        (lambda r: r.update(lower_bound_ms=-math.inf), "'-Infinity' is not a valid number"),
         (lambda r: r.update(lower_bound_ms=0.0), "lower_bound_ms"),
         (lambda r: r.update(measured=measured(-1.0)), r"device 0: fwd_compute_ms is -1\.0, not a time"),
-        (lambda r: r.update(measured={**measured(1.0), "devices": []}), "at least one device"),
-        (lambda r: r["lineage"].update(model=3), "lineage: model is 3, not a mapping"),
-        (
-            lambda r: r["lineage"].update(model={"trained_on": {"costs_sha256": [None]}}),
-            "trained_on: costs_sha256.0. is",
-        ),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, change: Any, message: str) -> None:
@@ -277,10 +195,9 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, change: Any, mess
 def test_a_missing_or_torn_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no such file"):
         load_answer(tmp_path / "none.json")
-    for deep in ("[" * 100_000, '{"lineage":' * 100_000):
-        (tmp_path / "deep.json").write_text(deep)
-        with pytest.raises(BadFile, match=r"not a placement\.json: it is nested too deep"):
-            load_answer(tmp_path / "deep.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(BadFile, match=r"not a placement\.json: it is nested too deep"):
+        load_answer(tmp_path / "deep.json")
     (tmp_path / "torn.json").write_text(json_text(answer())[:200])
     with pytest.raises(BadFile, match=r"is not a placement\.json"):
         load_answer(tmp_path / "torn.json")

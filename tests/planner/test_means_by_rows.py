@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.placement.task import allow_row_wise_means
-from evenshard.planner.explain import explain
 from evenshard.planner.pricing import model_of, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
@@ -26,7 +24,6 @@ SUMS = tuple(Table(f"s{number}", 10**5, 16, 1.0, module="sums") for number in ra
 HARDWARE = {"hardware": "simulated:h100", "nodes": 2, "devices_per_node": 4, "inter": "ib_400g"}
 
 
-@cache
 def placed(*tables: Table, **named: Any) -> evenshard.PlacementAnswer:
     return evenshard.place(tables, **{**HARDWARE, "batch_size": 32_768, **named})
 
@@ -48,13 +45,6 @@ def test_a_collection_of_means_alone_is_cut_by_rows_where_that_is_faster() -> No
     check_sharding(answer.request.task(), answer.parts)
 
 
-def test_no_means_are_in_rows_beside_a_table_that_cannot_be() -> None:
-    """A table of a single row is not cut by rows, and so no table of its collection with means is."""
-    answer = placed(*MEANS, Table("single", 1, 16, 1.0, module="means"))
-    assert not types(answer, *MEANS) & {"row_wise", "table_row_wise", "grid_shard"}
-    assert not answer.notes
-
-
 def test_a_mean_table_that_must_be_cut_by_rows_takes_its_collection_along() -> None:
     small = tuple(table(name, 1000, 16) for name in "xy")
     request = {"sharding_types": ("table_wise", "row_wise"), "table_types": {"m": "row_wise"}}
@@ -63,38 +53,6 @@ def test_a_mean_table_that_must_be_cut_by_rows_takes_its_collection_along() -> N
     assert set(answer.type_of_table.values()) == {"row_wise"}
     with pytest.raises(InfeasibleTask, match="TorchRec handles row-wise MEAN correctly only if"):
         evenshard.place([mean, *small], 2, **{**request, "table_types": {"m": "row_wise", "x": "table_wise"}})
-
-
-def test_means_too_large_for_a_device_are_cut_by_rows_with_their_collection() -> None:
-    mean = replace(table("m", 4_000_000, 4), pooling="mean")  # 61 MB, too narrow for columns
-    answer = evenshard.place([mean, table("x", 1000, 4)], 2, 0.05, reserved_gb=0, batch_size=64)
-    assert set(answer.type_of_table.values()) == {"row_wise"}
-
-
-def test_a_file_says_what_is_taken_for_a_collection(tmp_path: Path) -> None:
-    path = tmp_path / "tables.yaml"
-    path.write_text(
-        "- {name: a, num_rows: 10, embedding_dim: 8, pooling_factor: 1, pooling: mean}\n"
-        "- {name: b, num_rows: 10, embedding_dim: 8, pooling_factor: 1, pooling: mean, module: m}\n"
-        "- {name: c, num_rows: 10, embedding_dim: 8, pooling_factor: 1}\n"
-    )
-    assumed = [one for one in evenshard.place(str(path), 2).assumptions if one.column == "collection"]
-    assert [(one.table, one.text) for one in assumed] == [("a", "in one collection with all tables without a module")]
-
-
-@pytest.mark.slow
-def test_an_answer_by_rows_is_kept_explained_and_stayed_near_to(tmp_path: Path) -> None:
-    answer = placed(*MEANS, *SUMS)
-    evenshard.save_answer(answer, tmp_path / "placement.json")
-    again = evenshard.load_answer(tmp_path / "placement.json")
-    assert again.parts == answer.parts and again.task.types[0] == {*ROWS_ALONE}
-    explained = explain(again, model_of(None, "simulated:h100"), "m0")
-    assert explained.sharding_type == "table_row_wise"  # its collection is cut by rows as a whole, for its means
-    assert all(one.change.split()[2] in ROWS_ALONE for one in explained.changes)
-    near = evenshard.place(
-        (*MEANS, *SUMS), **HARDWARE, batch_size=32_768, near=tmp_path / "placement.json", max_move_gb=0.0
-    )
-    assert near.parts == answer.parts and near.nearness is not None and near.nearness.moved_bytes == 0
 
 
 def test_a_placement_near_one_in_rows_stays_in_rows_where_little_may_move(tmp_path: Path) -> None:

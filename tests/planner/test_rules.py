@@ -43,13 +43,8 @@ def test_an_empty_file_and_empty_keys_are_no_rules(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("forbidden: {a: 0}\nforbidden: {b: 1}", "'forbidden' appears twice"),
-        ("forbidden: {a: 0, b: 0, a: 1}", "'a' appears twice"),
         ("pined: {a: 0}", "'pined' is unknown .*pinned, forbidden"),
-        ("- a", r"is \['a'\], not a mapping"),
-        ("pinned: [a]", "pinned is .*, not a mapping"),
         ("pinned: {a: one}", "pinned: a is 'one', not a whole number or a list"),
-        ("together: [a, b]", r"together\[0\] is 'a', not a list"),
-        ("pinned: {a: ", "not readable as YAML"),
     ],
 )
 def test_mistakes_get_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -57,11 +52,6 @@ def test_mistakes_get_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadFile, match=message) as caught:
         load_rules(tmp_path / "rules.yaml")
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="no such file"):
-        load_rules(tmp_path / "rules.yaml")
 
 
 def test_rules_of_python_a_request_and_a_file_are_read_by_one_parser(tmp_path: Path) -> None:
@@ -102,37 +92,21 @@ def test_the_limits_of_a_table() -> None:
 
 def test_rules_that_cannot_be_used() -> None:
     machine = Nodes(8, 4, inter="infiniband_ndr")
-
-    def problem(**rules: Any) -> str | None:
-        return Rules.of(**rules).problem(["a", "b"], machine)
-
-    assert problem(pinned_nodes={"a": 2}) == "a rule for table 'a' names node 2, but node ids are 0 to 1. Correct it."
-    assert problem(table_types={"a": "row"}) == (
-        "a rule for table 'a' names 'row'. Choose from table_wise, column_wise, row_wise, table_row_wise, "
-        "table_column_wise, grid_shard, data_parallel."
-    )
-    assert problem(table_types={"a": []}) is not None
-    assert problem(min_columns={"c": 8}) == ("a rule names table 'c', which is not among the tables. Correct its name.")
-    assert problem(min_columns={"a": 0}) == "min_columns of table 'a' is 0. Give at least 1."
-    assert problem(pinned_nodes={"a": [0, 1]}, table_types={"b": ["row_wise"]}, min_columns={"a": 8}) is None
+    for rules, problem in (
+        ({"pinned_nodes": {"a": 2}}, "a rule for table 'a' names node 2, but node ids are 0 to 1. Correct it."),
+        ({"table_types": {"a": "row"}}, "a rule for table 'a' names 'row'. Choose from table_wise, column_wise,"),
+        ({"table_types": {"a": []}}, "a rule for table 'a' names no"),
+        ({"min_columns": {"c": 8}}, "a rule names table 'c', which is not among the tables. Correct its name."),
+        ({"min_columns": {"a": 0}}, "min_columns of table 'a' is 0. Give at least 1."),
+    ):
+        assert (Rules.of(**rules).problem(["a", "b"], machine) or "").startswith(problem)
+    fine = Rules.of(pinned_nodes={"a": [0, 1]}, table_types={"b": ["row_wise"]}, min_columns={"a": 8})
+    assert fine.problem(["a", "b"], machine) is None
 
 
 def test_rules_of_tables_that_are_left() -> None:
-    rules = Rules.of(
-        pinned={"a": 0},
-        forbidden={"b": 1},
-        forbidden_devices=[2],
-        together=[["a", "b"]],
-        apart=[["a", "b", "c"]],
-        pinned_nodes={"a": 0},
-        table_types={"b": "row_wise"},
-        min_columns={"c": 8},
-    )
-    left = Rules.of(
-        forbidden={"b": 1},
-        forbidden_devices=[2],
-        apart=[["b", "c"]],
-        table_types={"b": "row_wise"},
-        min_columns={"c": 8},
-    )
-    assert rules.of_tables({"b", "c"}) == left
+    kept: dict[str, Any] = {"forbidden": {"b": 1}, "forbidden_devices": [2], "table_types": {"b": "row_wise"}}
+    kept |= {"min_columns": {"c": 8}}
+    gone: dict[str, Any] = {"pinned": {"a": 0}, "together": [["a", "b"]], "pinned_nodes": {"a": 0}}
+    left = Rules.of(**kept, **gone, apart=[["a", "b", "c"]]).of_tables({"b", "c"})
+    assert left == Rules.of(**kept, apart=[["b", "c"]])

@@ -8,15 +8,12 @@ from typing import Any
 from evenshard.planner.hosts import MachineAndMemory, devices_of
 from evenshard.planner.knobs import Knobs
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.training_domain import TrainingDomain
 from support.builders import BATCH_SIZE, table
 from support.convex_builders import random_model
 
 ROOM = 2**30
-# A short search for whole tables.
-QUICK = SearchConfig(scores_per_table=100)
 
 
 @cache
@@ -25,11 +22,6 @@ def untrained(seed: int = 0) -> PlacementModel:
     everything = (0.0, 1e18)
     seen = TrainingDomain("simulated: h100", "nvlink", "none", 1, *(everything,) * 8, weight_bits=(8, 16, 32))
     return PlacementModel(random_model(seed), None, seen, "untrained", "0" * 64)
-
-
-def sharder(seed: int = 0) -> EvenshardSharder:
-    """A short search with the untrained model."""
-    return EvenshardSharder(untrained(seed).cost_model, config=QUICK)
 
 
 def request(*dims: int, caps: tuple[int, ...] = (ROOM, ROOM), rows: int = 1000, **more: Any) -> PlacementRequest:

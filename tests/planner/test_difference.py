@@ -1,4 +1,4 @@
-"""When a move pays back, and the placement with its devices renamed as a diff proposes."""
+"""When a move pays back."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.cli import main
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff import diff, rename_devices
+from evenshard.planner.diff import diff
 from evenshard.planner.difference import Difference, Payback, payback
-from evenshard.planner.file import load_answer, save_answer
+from evenshard.planner.file import save_answer
 from evenshard.planner.intervals import KERNELS_OWN, KERNELS_UNLIKE
 from evenshard.price.evidence import DeviceError
 from evenshard.price.link import LINKS
 from evenshard.report.comparisons import payback_lines
-from evenshard.sharders.models import load_model
 from support.explain_builders import additive, answered, asked
-from support.model_builders import save_model
 from support.request_builders import untrained
 
 THREE = {"a": 5.0, "b": 3.0, "c": 2.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each
@@ -33,11 +30,11 @@ LINK = 320 / BYTES_PER_GB
 
 
 def paid_back(
-    difference: Difference, new: PlacementAnswer, steps: int, link_gb_s: float, restart_minutes: float = 0.0
-) -> Payback:
+    difference: Difference, new: PlacementAnswer, steps: int, link_gb_s: float = LINK, restart_minutes: float = 0.0
+) -> tuple[Payback, str]:
     found = payback(difference, new, steps, link_gb_s=link_gb_s, restart_minutes=restart_minutes)
     assert found is not None
-    return found
+    return found, " ".join(payback_lines(found))
 
 
 def saving(low_ms: float, ms: float, high_ms: float) -> tuple[Difference, PlacementAnswer]:
@@ -49,31 +46,29 @@ def saving(low_ms: float, ms: float, high_ms: float) -> tuple[Difference, Placem
 
 
 def test_a_move_pays_back_where_the_steps_have_saved_what_it_took() -> None:
-    paid = paid_back(*saving(1.0, 2.0, 4.0), steps=1000, link_gb_s=LINK, restart_minutes=0.05)
+    paid, text = paid_back(*saving(1.0, 2.0, 4.0), steps=1000, restart_minutes=0.05)
     assert (paid.transfer_seconds, paid.restart_seconds) == (pytest.approx(1), 3)
     assert paid.break_even_steps == pytest.approx(4000 / 2)
     assert (paid.soonest_steps, paid.latest_steps) == (pytest.approx(1000), pytest.approx(4000))
     assert paid.gained_seconds == pytest.approx(1000 * 0.002 - 4)
     assert (paid.gained_low_seconds, paid.gained_high_seconds) == (pytest.approx(1 - 4), pytest.approx(4 - 4))
-    text = " ".join(payback_lines(paid))
     assert "Pays back after 2,000 steps (90 %: 1,000 to 4,000)." in text
     assert "the move takes 4 s over 2.98e-07 GB/s, including 3 s for a restart." in text
     assert "After 1,000 steps: 2 s LOST" in text
-    text = " ".join(payback_lines(paid_back(*saving(1.0, 2.0, 4.0), steps=10_000, link_gb_s=LINK)))
-    assert "After 10,000 steps: 19 s saved (90 %: 9 s to 39 s)." in text
+    assert "After 10,000 steps: 19 s saved (90 %: 9 s to 39 s)." in paid_back(*saving(1.0, 2.0, 4.0), steps=10_000)[1]
     quick = replace(paid, break_even_steps=0.4, soonest_steps=0.2, latest_steps=0.8)  # no step is a part of one
     assert "Pays back after 1 step (90 %: 1 to 1)." in " ".join(payback_lines(quick))
 
 
 def test_an_interval_with_0_may_never_pay_back_and_a_slower_placement_does_not() -> None:
-    paid = paid_back(*saving(-1.0, 2.0, 4.0), steps=1000, link_gb_s=LINK)
+    paid, text = paid_back(*saving(-1.0, 2.0, 4.0), steps=1000)
     assert paid.break_even_steps == pytest.approx(500) and paid.latest_steps is None
     assert paid.gained_low_seconds == pytest.approx(-2)
-    assert "or never: the interval of the saving includes 0" in " ".join(payback_lines(paid))
-    paid = paid_back(*saving(-3.0, -2.0, -1.0), steps=1000, link_gb_s=LINK)
+    assert "or never: the interval of the saving includes 0" in text
+    paid, text = paid_back(*saving(-3.0, -2.0, -1.0), steps=1000)
     assert paid.break_even_steps is paid.soonest_steps is paid.latest_steps is None
-    assert "The new placement is slower: the move does not pay back." in " ".join(payback_lines(paid))
-    assert "saves -2.00 ms (90 %: -3.00 to -1.00)" in " ".join(payback_lines(paid))
+    assert "The new placement is slower: the move does not pay back." in text
+    assert "saves -2.00 ms (90 %: -3.00 to -1.00)" in text
 
 
 def test_the_interval_of_a_saving_has_the_errors_of_both_placements_and_the_device_scales_it() -> None:
@@ -100,19 +95,17 @@ def test_the_interval_of_a_saving_has_the_errors_of_both_placements_and_the_devi
 
 
 def test_the_same_placement_saves_nothing_for_sure() -> None:
-    model = untrained()
-    answer = answered(asked(THREE, 2), (0, 0, 1), model=model)
-    times = diff(answer, answer, model).times
+    answer = answered(asked(THREE, 2), (0, 0, 1), model=untrained())
+    times = diff(answer, answer, untrained()).times
     assert times.saves_low_ms == times.saves_ms == times.saves_high_ms == 0
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_bytes_go_over_the_link_of_the_machine(nodes: int) -> None:
+@pytest.mark.parametrize(("nodes", "name"), [(1, "nvlink_h100"), (2, "infiniband_ndr")])
+def test_bytes_go_over_the_link_of_the_machine(nodes: int, name: str) -> None:
     machine = Nodes(4, 4 // nodes, intra="nvlink_h100", inter="infiniband_ndr" if nodes > 1 else "")
     request = asked(THREE, 4, machine=machine)
     old, new = answered(request, (0, 0, 1)), answered(request, (0, 3, 1))
     paid = payback(diff(old, new, additive()), new, 10, additive())
-    name = "nvlink_h100" if nodes == 1 else "infiniband_ndr"
     assert paid is not None and paid.link == name
     assert paid.transfer_seconds == pytest.approx(float(LINKS[name].bytes_ms(320, 320, 320, 4)) / 1000) != 0
     with pytest.raises(BadConfig, match="--link-gb-s"):
@@ -125,75 +118,19 @@ def test_placements_of_other_tables_do_not_say_what_a_step_saves() -> None:
         payback(diff(old, new), new, 10, link_gb_s=1)
 
 
-@pytest.mark.parametrize("form", ["text", "--markdown", "--json"])
-def test_equal_placements_have_no_move_to_pay_back(form: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    same = str(files / "old.json")
-    words = ["diff", same, same, "--steps", "100", "--restart-minutes", "10", *([form] if form != "text" else [])]
-    assert main(words) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    if form == "--json":
-        found = json.loads(printed)
-        assert found["equal"] is True and found["payback"] is None and found["moves"] == []
-    else:
-        assert "The two placements are equal. Nothing moves." in printed
-        assert "does not pay back" not in printed and "restart" not in printed and "LOST" not in printed
+def test_a_replica_less_is_a_restart_and_equal_placements_have_no_move() -> None:
+    old, replicated = (answered(asked(THREE, 2), (0, 0, home)) for home in (1, (0, 1)))
+    assert paid_back(diff(replicated, old), old, 10, link_gb_s=1, restart_minutes=1)[0].restart_seconds == 60
+    assert payback(diff(old, old), old, 10, link_gb_s=1) is None
 
 
-def test_placements_are_equal_only_where_nothing_at_all_differs() -> None:
-    old = answered(asked(THREE, 2), (0, 0, 1))
-    assert diff(old, old).equal
-    replicas = [replace(part, devices=(0, 1)) if part.table == "c" else part for part in old.parts]
-    replicated = answered(asked(THREE, 2), (), parts=replicas)
-    assert diff(replicated, old).moves == () and not diff(replicated, old).equal, "c loses a replica and moves nowhere"
-    assert not diff(old, answered(asked(THREE, 3), (0, 0, 1))).equal, "another machine"
-    assert not diff(old, answered(asked({**THREE, "d": 1.0}, 2), (0, 0, 1, 1))).equal, "another table"
-    assert paid_back(diff(replicated, old), old, 10, link_gb_s=1, restart_minutes=1).restart_seconds == 60
-
-
-# Renamed -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_renamed_answer_has_the_same_times_elsewhere_and_rows_in_order() -> None:
-    rows = [TablePart("c", Span(5 * n, 5 * n + 5), Span(0, 8), (n,)) for n in range(2)]
-    whole = [TablePart(name, Span(0, 10), Span(0, 8), (home,)) for name, home in (("a", 0), ("b", 1))]
-    answer = answered(asked(THREE, 2), (), parts=[*whole, *rows])
-    found = rename_devices(answer, (1, 0), additive())
-    assert found.parts_of_table["a"][0].devices == (1,) and found.parts_of_table["b"][0].devices == (0,)
-    assert found.parts_of_table["c"] == answer.parts_of_table["c"]
-    assert found.predicted_ms == answer.predicted_ms
-    assert [one.predicted_total_ms for one in found.devices] == [
-        one.predicted_total_ms for one in reversed(answer.devices)
-    ]
-    with pytest.raises(BadConfig, match="include devices of the old placement"):
-        rename_devices(answer, (2, 0), additive())
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    """Two placements that differ in the names of their devices and in where b is."""
-    save_model(tmp_path / "model", additive().cost_model, untrained().trained_on)
-    model = load_model(tmp_path / "model")
-    save_answer(answered(asked(THREE, 3), (0, 0, 1), model=model), tmp_path / "old.json")
-    save_answer(answered(asked(THREE, 3), (2, 1, 0), model=model), tmp_path / "new.json")
-    return tmp_path
-
-
-def test_the_command_writes_the_renamed_placement(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = [str(files / name) for name in ("old.json", "new.json", "renamed.json")]
-    assert main(["diff", *names[:2], "--renamed", names[2]]) == 0
-    assert "move 320 bytes instead of 960 bytes" in " ".join(capsys.readouterr().out.split())
-    old, new, better = (load_answer(name) for name in names)
-    assert diff(old, better).traffic.moved_bytes == 320 and diff(old, better).renaming is None
-    assert better.predicted_ms == new.predicted_ms
-    assert main(["diff", names[0], names[2], "--renamed", str(files / "again.json")]) == 0
-    assert (files / "again.json").read_text() == Path(names[2]).read_text()  # nothing is left to rename
-
-
-def test_the_command_says_when_the_move_pays_back(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["diff", str(files / "old.json"), str(files / "new.json"), "--link-gb-s", "1"]
+def test_the_command_says_when_the_move_pays_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "old.json", tmp_path / "new.json"]
+    for file, devices in zip(files, ((0, 0, 1), (2, 1, 0)), strict=True):
+        save_answer(answered(asked(THREE, 3), devices), file)
+    words = ["diff", *map(str, files), "--link-gb-s", "1"]
     assert main([*words, "--steps", "100000", "--restart-minutes", "10"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "After 100,000 steps: 300 s LOST" not in text
     # 8 ms become 5: 3 ms of each step; 600 s of restart.
     assert "Pays back after 200,000 steps" in text and "After 100,000 steps: 5.0 min LOST" in text
     assert main([*words, "--steps", "100000", "--json"]) == 0
