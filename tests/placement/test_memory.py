@@ -17,10 +17,6 @@ def memory(part: TablePart = WHOLE, table: Table = T, optimizer: str = "sgd", pi
     return part_memory(part, table, num_devices=4, batch_size=64, optimizer=optimizer, pipeline=pipeline)
 
 
-def test_memories_add_up_kind_by_kind() -> None:
-    assert PartMemory(1, 2, inputs=5) + PartMemory(10, ssd_weights=7) == PartMemory(11, 2, inputs=5, ssd_weights=7)
-
-
 def test_without_a_pipeline_weights_and_states_count() -> None:
     assert memory(pipeline="") == PartMemory(weights=32_000)
     assert memory(pipeline="", optimizer="adam") == PartMemory(weights=32_000, optimizer_state=64_000)

@@ -39,14 +39,8 @@ def part(whole: Table, devices: tuple[int, ...], rows: Span | None = None, colum
     return TablePart(whole.name, rows or every[0], columns or every[1], devices)
 
 
-# What a call looks up -------------------------------------------------------------------------------------------------
-
-
-def test_a_plain_table_is_looked_up_as_it_is() -> None:
-    assert split_features(PLAIN, 64) == (Lookup(PLAIN, 64),)
-
-
 def test_each_feature_is_a_table_with_bags_of_its_own() -> None:
+    assert split_features(PLAIN, 64) == (Lookup(PLAIN, 64),)
     plain = replace(SHARED, feature_names=(), feature_pooling_factors=())
     assert split_features(SHARED, 64) == (
         Lookup(replace(plain, name="shared#0", pooling_factor=1.0), 64),
@@ -129,27 +123,15 @@ def test_deduplicated_sequences_are_looked_up_once_for_each_device_that_sends_th
     assert replica.lookups[0].table.reuse_bins == pytest.approx(READ_ONCE)
 
 
-# Which parts share one ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, {}),
-        ({"module": "user.ebc"}, {"module": "user.ebc"}),
-        ({"weight_bits": 16}, {"data_type": "fp16"}),
-        ({"weight_bits": 16, "data_type": "bf16"}, {"data_type": "bf16"}),
-        ({"pooling": "mean"}, {"pooling": "mean"}),
-        ({"is_weighted": True}, {"is_weighted": True}),
-    ],
-)
-def test_a_call_is_of_one_module_type_precision_pooling_and_weighting(
-    change: dict[str, object], expected: dict[str, object]
-) -> None:
-    one = replace(PLAIN, **change)
-    task = task_of(one)
-    (held,) = list_held_parts(task, parts_by_table(task, [part(one, (2,))]))
-    assert held.call == KernelCall("", "column_wise", "fp32", "sum", False)._replace(**expected)
+def test_a_call_is_of_one_module_type_precision_pooling_and_weighting() -> None:
+    one = replace(PLAIN, module="user.ebc", weight_bits=16, data_type="bf16", pooling="mean", is_weighted=True)
+    for table_of, expected in (
+        (PLAIN, KernelCall("", "column_wise", "fp32", "sum", False)),
+        (one, KernelCall("user.ebc", "column_wise", "bf16", "mean", True)),
+    ):
+        task = task_of(table_of)
+        (held,) = list_held_parts(task, parts_by_table(task, [part(table_of, (2,))]))
+        assert held.call == expected
 
 
 def test_parts_of_unlike_types_share_no_call() -> None:

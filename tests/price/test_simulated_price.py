@@ -16,8 +16,6 @@ from evenshard.price.loads import CellChanges, Loads, LookupColumns
 from evenshard.price.shard_work import WorkCounter
 from evenshard.price.simulated_price import LOOKUPS, DeviceModelPrice, work_columns
 from evenshard.search.bound_lines import price_bounds
-from evenshard.tables.locality import table_rows_and_counts
-from evenshard.tables.reuse import NUM_REUSE_BINS, feasible_reuse_bins, rows_and_counts
 from evenshard.tables.table import Table
 
 PROFILE = gpu_profile("h100")
@@ -86,18 +84,6 @@ def loaded(lookups: list[Lookup], calls: int = 1, devices: int = 2) -> Loads:
 def cells_of(rows: list[tuple[int, ...]]) -> CellChanges:
     """Cells by change, call, row, device and sign."""
     return CellChanges(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
-
-
-def test_removals_leave_the_sums_of_the_other_lookups() -> None:
-    lookups = drawn(12)
-    loads = loaded(lookups, 2)
-    loads.apply(
-        cells_of([(0, row % 2, row, 0, -1) for row in range(7, 12)]),
-        cells_of([(0, row % 2, row, 0, 1) for row in range(7)]),
-    )
-    assert loads.compute_2ND == pytest.approx(loaded(lookups[:7], 2).compute_2ND, rel=1e-12)
-    loads.apply(cells_of([(0, row % 2, row, 0, -1) for row in range(7)]), cells_of([]))
-    assert (loads.compute_2ND == 0).all()
 
 
 def test_times_after_changes_are_those_of_making_them() -> None:
@@ -184,22 +170,6 @@ def test_a_call_takes_what_any_of_its_tables_needs_once(seed: int) -> None:
         kernels_2 = PRICE.call_ms(columns_PH[at : at + 1])[:2, 0] + PRICE.overhead_ms_2
         assert (kernels_2 >= least_2 + once_2P[:, at] - 1e-9).all()
         assert kernels_2[1] == pytest.approx(least_2[1] + once_2P[1, at], rel=0.02)
-
-
-def test_tables_without_a_histogram_have_the_default_one_each_by_itself() -> None:
-    """A table that is counted, one whose rows leave the default as it is, one with few rows, and one hardly asked."""
-    counted = tuple(float(at == 3) for at in range(NUM_REUSE_BINS))
-    tables = (
-        Table("counted", 10**6, 16, 4.0, counted),
-        Table("many", 10**8, 16, 4.0),
-        Table("few", 30, 16, 4.0),
-        Table("rare", 10**6, 16, 1e-4),
-    )
-    rows, lookups = np.array([float(one.num_rows) for one in tables]), np.array([one.pooling_factor for one in tables])
-    bins = [one.reuse_bins or feasible_reuse_bins(one.num_rows, 65_536 * one.pooling_factor) for one in tables]
-    found = table_rows_and_counts(tables, 65_536 * lookups)
-    for ours, expected in zip(found, rows_and_counts(np.array(bins), rows, 65_536 * lookups), strict=True):
-        np.testing.assert_array_equal(ours, expected)
 
 
 def test_devices_of_a_place_look_up_the_same_and_each_kind_at_its_own_speed() -> None:

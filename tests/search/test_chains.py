@@ -11,7 +11,6 @@ import pytest
 from evenshard.base.process import one_thread
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS
-from evenshard.placement.sharding import ROW_WISE
 from evenshard.placement.task import ShardingTask, used_bytes, used_host_bytes
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
@@ -123,30 +122,6 @@ def test_changes_of_one_chain_that_touch_other_devices_are_made_at_once() -> Non
     assert [one.places for one in first] == [(0,), (1,)] * 3
     assert [one.places for one in second] == [(2,), (3,), *[(0,), (1,)] * 2]
     assert chains.windows_BND == pytest.approx(chains_of(space, [first, second]).windows_BND, rel=1e-9)
-
-
-@pytest.mark.parametrize("kind", [H200, LEARNED])
-def test_devices_that_lose_their_only_rows_take_no_time(kind: str) -> None:
-    """A table leaves the rows of all devices for device 0, where the other tables are; and back."""
-    space = SearchSpace(costs_of((kind,)))
-    by_rows = next(n for n, option in enumerate(space.options(1)) if option.sharding_type == ROW_WISE)
-    whole = [Choice(0, (0,))] * len(space.groups)
-    placements = [whole, [whole[0], Choice(by_rows), *whole[2:]]]
-    with one_thread():
-        chains = chains_of(space, placements)
-        _, outcome, expected = tried_out(chains, np.array([1, 0]), [{1: whole[1]}, {1: placements[1][1]}])
-    assert outcome.windows_BMD == pytest.approx(expected.windows_BND, rel=1e-5)
-    assert outcome.windows_BMD == pytest.approx(chains.windows_BND, rel=1e-5)
-
-
-def test_a_part_that_stays_is_no_change() -> None:
-    space, rng = SearchSpace(costs_of((H200,))), np.random.default_rng(0)
-    (placement,) = random_placements(space, 1, rng)
-    chains, chain_M = chains_of(space, [placement]), np.zeros(1, dtype=np.int64)
-    shards = chains.list_changed_shards(chain_M, edits_of(chains.table, [dict(enumerate(placement))]))
-    assert len(shards.shard_F) == 0
-    outcome = chains.try_out(chain_M, shards)
-    assert (outcome.windows_BMD == chains.windows_BND).all() and (outcome.used_3MD == chains.used_3ND).all()
 
 
 @pytest.mark.parametrize(

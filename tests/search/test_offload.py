@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.placements import simulate_cost
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart
+from evenshard.placement.parts import FUSED, FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart
 from evenshard.placement.placement import Placement, check_sharding
 from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.placement.task import TableLimits, used_bytes, used_host_bytes
-from evenshard.price.gpu_profile import gpu_profile
+from evenshard.placement.task import TableLimits, used_bytes
 from evenshard.price.step import PartCosts
 from evenshard.search.legal_parts import legal_parts
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.search import PlanSearch, PlanSearchEffort
-from evenshard.search.space import SearchSpace, is_short_of_memory
+from evenshard.search.space import SearchSpace
 from evenshard.tables.table import Table
 from support import search_builders
 from support.search_builders import GB, least_ms
@@ -62,12 +60,6 @@ def test_what_is_looked_up_often_stays_in_device_memory() -> None:
     assert kept["cold"].kernel != FUSED
 
 
-def test_where_all_tables_fit_nothing_is_kept_outside() -> None:
-    costs = costs_of((HOT, COLD), 2, 8.0)
-    assert not is_short_of_memory(costs.task)
-    assert {part.storage.kernel for part in searched(costs)} == {FUSED}
-
-
 def test_without_host_memory_there_is_no_option() -> None:
     costs = costs_of((HOT, COLD), 1, 1.2)
     alone = replace(costs.task, machine=replace(costs.task.machine, host_bytes=()))
@@ -75,31 +67,6 @@ def test_without_host_memory_there_is_no_option() -> None:
         PlanSearch(PartCosts(alone, costs.kinds, [0], costs.links), SHORT).run()
     with pytest.raises(InfeasibleTask, match=r"1\.20 GB on devices, 0\.50 GB on hosts"):
         legal_parts(costs_of((HOT, COLD), 1, 1.2, host_gb=0.5).task)
-
-
-@pytest.mark.slow
-def test_hosts_hold_no_more_than_they_have() -> None:
-    tables = tuple(Table(f"t{n}", 2**21, 128, 1.0 + n) for n in range(8))
-    costs = costs_of(tables, 4, 1.3, host_gb=2.2, nodes=2)
-    parts = searched(costs)
-    assert max(used_host_bytes(costs.task, parts)) <= 2.2 * GB
-    assert max(used_bytes(costs.task, parts)) <= 1.3 * GB
-    assert {part.storage.kernel for part in parts} > {FUSED}
-
-
-def test_rules_of_a_table_say_where_it_is_kept() -> None:
-    only = TableLimits(kernels=frozenset({FUSED_UVM}))
-    cached = TableLimits(kernels=frozenset({FUSED_UVM_CACHING}))
-    costs = costs_of((HOT, COLD), 2, 8.0, limits=(only, cached))
-    kept = {part.table: part.storage.kernel for part in searched(costs)}
-    assert kept == {"hot": FUSED_UVM, "cold": FUSED_UVM_CACHING}
-
-
-def test_tables_that_stay_together_are_kept_alike() -> None:
-    tables = (HOT, COLD, replace(COLD, name="colder", pooling_factor=0.1))
-    parts = searched(costs_of(tables, 2, 1.2, together=((1, 2),)))
-    of = {part.table: part for part in parts}
-    assert (of["cold"].device, of["cold"].storage) == (of["colder"].device, of["colder"].storage)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -134,21 +101,6 @@ def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
             found.append(costs.predict(parts).predicted_ms)
     assert len(found) > 20
     assert 0 < bound <= min(found)
-
-
-def test_the_simulated_machine_and_the_prediction_add_the_same() -> None:
-    tables = (HOT, COLD)
-    costs = costs_of(tables, 2, 8.0)
-    profiles = [gpu_profile("h100")] * 2
-    inside = Placement((0, 1), 2).parts(tables)
-    outside = tuple(replace(part, storage=Storage(FUSED_UVM)) for part in inside)
-    for cost in (
-        lambda parts: [one.predicted_fwd_compute_ms for one in costs.predict(parts).devices],
-        lambda parts: [one.fwd_compute_ms for one in simulate_cost(costs.task, parts, profiles, costs.links).devices],
-    ):
-        slower = np.array(cost(outside)) - np.array(cost(inside))
-        assert (slower > 0).all()
-        assert slower[0] > 10 * slower[1]
 
 
 def test_legal_parts_leave_device_memory_only_as_far_as_they_must() -> None:

@@ -144,13 +144,6 @@ def test_options_are_copied_from_other_groups() -> None:
     assert len(new) > 20 and (of.table.shape_O[new] == wanted).mean() > 0.4
 
 
-def test_a_single_device_gets_other_options_alone() -> None:
-    of = starts_of(costs_of(TABLES[:3], Nodes.one_node(1)))
-    chains = some_chains(of, 1)
-    chain_M, edits = Proposals(of.placer, np.random.default_rng(0)).draw(chains, 16)
-    assert len(chains.list_changed_shards(chain_M, edits).shard_F) == 0
-
-
 @pytest.mark.parametrize("machine", [FOUR, TWO_NODES])
 def test_large_changes_take_all_groups_of_a_type_or_all_small_ones(machine: Nodes) -> None:
     of, rng = starts_of(costs_of(TABLES, machine)), np.random.default_rng(0)
@@ -179,20 +172,3 @@ def test_large_changes_take_all_groups_of_a_type_or_all_small_ones(machine: Node
         check_chains(tried)
         chains.replace(number_M, option_MG, place_MGS)
     assert of_type > 5 and of_size > 5
-
-
-def test_large_changes_against_the_rules_are_told() -> None:
-    """Eight tables of which two stay apart, and one may live on one device: many large changes break that."""
-    limits = limits_of(t0=TableLimits(devices=only(2)))
-    of = starts_of(costs_of(TABLES, limits=limits, apart=((3, 7),)))
-    chains, proposals, told = some_chains(of), Proposals(of.placer, np.random.default_rng(0)), Counter[bool]()
-    for _ in range(20):
-        proposals.draw(chains, 4)
-        _, option_MG, place_MGS = proposals.change_many(chains, np.arange(chains.num))
-        tried = chains.with_placements(option_MG, place_MGS)
-        for is_legal, option_G, place_GS in zip(of.placer.is_legal(tried), option_MG, place_MGS, strict=True):
-            told[bool(is_legal)] += 1
-            parts = parts_of(of.space, choices_from(of.table, option_G, place_GS))
-            if is_legal:
-                check_sharding(of.space.task, parts)
-    assert told[True] and told[False]
