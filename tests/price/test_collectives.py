@@ -92,12 +92,8 @@ def test_node_reduce_bytes_by_hand() -> None:
     assert in_node.intra.tolist() == [40, 40, 0, 0] and not in_node.inter.any()
     assert between.inter.tolist() == [20, 20, 20, 20]  # the other node receives what this one sends
     assert between.inter_sent.tolist() == [20, 20, 0, 0] and not between.intra.any()
-    assert node_reduce_scatter_bytes(MACHINE, numbers(80, 0, 0, 0))[0].intra.tolist() == [
-        40,
-        40,
-        0,
-        0,
-    ]  # one has no rows
+    one_without_rows, _ = node_reduce_scatter_bytes(MACHINE, numbers(80, 0, 0, 0))
+    assert one_without_rows.intra.tolist() == [40, 40, 0, 0]
 
 
 def test_in_a_domain_of_two_nodes_sums_go_over_the_fast_link() -> None:
@@ -112,14 +108,10 @@ def test_a_whole_table_by_hand() -> None:
     """16 values of 4 bytes for the 2 samples of each other device: 128 bytes.
 
     The neighbour receives them over the fast link; 256 leave for the other node, whose devices receive 128.
+    Inputs are 5 indices of 8 bytes and a length of 4 for each of the 2 samples of every other device.
     """
     found = times_of(whole(T, 0))
     assert moved_by(found.forward) == [0.128 + 2.56, 0.128, 1.28, 1.28] == moved_by(found.backward)
-
-
-def test_the_input_of_a_whole_table_by_hand() -> None:
-    """5 indices of 8 bytes and a length of 4 for each of the 2 samples of every other device."""
-    found = times_of(whole(T, 0))
     assert moved_by(found.input_dist) == [0.088 + 1.76, 0.088, 0.88, 0.88]
 
 
@@ -214,23 +206,17 @@ SMALL = Table("t", 100, 4, 0.0)
 STARTS = Links(Link(1000.0, "by hand"), Link(100_000.0, "by hand"))  # 1 and 100 ms; bytes take no time
 
 
-@pytest.mark.parametrize(
-    ("parts", "input_ms", "forward_ms", "backward_ms"),
-    [
-        (whole(SMALL, 1), 200, 100, 100),
-        (in_rows(SMALL, 0, 1, 2, 3), 200, 100, 100),
-        (in_rows(SMALL, 0, 1), 200, 101, 101),
-        (whole(SMALL, 0, 1, 2, 3), 0, 0, 100),
-    ],
-)
-def test_each_kind_of_exchange_begins_once(
-    parts: list[TablePart], input_ms: float, forward_ms: float, backward_ms: float
-) -> None:
+def test_each_kind_of_exchange_begins_once() -> None:
     """The input takes two: lengths, and indices. Rows of a node are reduced in it, then exchanged between nodes."""
-    found = times_of(parts, SMALL, links=STARTS)
-    assert [moved_by(one) for one in (found.input_dist, found.forward, found.backward)] == [
-        [input_ms] * 4, [forward_ms] * 4, [backward_ms] * 4,
-    ]  # fmt: skip
+    for parts, expected_ms in (
+        (whole(SMALL, 1), (200, 100, 100)),
+        (in_rows(SMALL, 0, 1, 2, 3), (200, 100, 100)),
+        (in_rows(SMALL, 0, 1), (200, 101, 101)),
+        (whole(SMALL, 0, 1, 2, 3), (0, 0, 100)),
+    ):
+        found = times_of(parts, SMALL, links=STARTS)
+        for times, ms in zip((found.input_dist, found.forward, found.backward), expected_ms, strict=True):
+            assert moved_by(times) == [ms] * 4
 
 
 def test_tables_of_a_type_share_a_collective_and_modules_do_not() -> None:

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from evenshard.price.device_model import (
-    KERNELS,
     backward_ms,
     forward_ms,
-    kernel_times,
     overlap,
     pass_ms,
     sort_passes,
@@ -21,14 +19,12 @@ from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, RATES, GpuPro
 from evenshard.price.kernel_calls import Lookup
 from evenshard.price.shard_work import NUM_WORK_COLUMNS, ShardWork, WorkCounter, missed_bytes, sector_bytes
 from evenshard.price.simulated_price import work_columns
-from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE
 from support.builders import table as plain_table
 
 BATCH = 65536
-POOL = generate_tables(GeneratorConfig(120, (4, 8, 16, 64, 128), weight_bits=16), BATCH, seed=3)
 # A GPU that does everything at once, with room in the L2: times show what a test makes it slow at.
 IDEAL = replace(
     gpu_profile("h200"),
@@ -70,14 +66,6 @@ def small_ns(optimizer: str = "sgd", **constants: float) -> tuple[float, float]:
     return times_ns(SMALL, batch_size=SMALL_BATCH, profile=only(**constants), optimizer=optimizer)
 
 
-def kernels_ns(
-    *tables: Table, batch_size: int = BATCH, profile: GpuProfile = IDEAL, optimizer: str = "sgd"
-) -> dict[str, float]:
-    """The kernels of one shard."""
-    times = kernel_times(profile, work_of(*tables, batch_size=batch_size, profile=profile), optimizer)
-    return {name: float(getattr(times, name)[0]) for name in KERNELS}
-
-
 def missed(rows: list[float], counts: list[float], capacity: float) -> float:
     """Missed bytes of rows of one byte."""
     unique = np.array([rows], dtype=float)
@@ -85,18 +73,13 @@ def missed(rows: list[float], counts: list[float], capacity: float) -> float:
     return float(missed_bytes(unique, unique * count, count, np.array([capacity]))[0])
 
 
-def test_half_of_the_second_lookups_miss_a_cache_of_half_the_rows() -> None:
-    """100 rows twice, room for 50: 1 - (1 - x)**2 = 1/2, and that is the chance of a miss too."""
+def test_misses_of_a_cache_by_hand() -> None:
+    """100 rows twice, room for 50: 1 - (1 - x)**2 = 1/2, and that is the chance of a miss too.
+
+    1000 rows read once sweep through room for 110; 100 rows are read 100 times, and nearly always found.
+    """
     assert missed([100], [2], 50) == pytest.approx(150)
-
-
-def test_where_all_rows_fit_only_first_lookups_miss() -> None:
-    assert missed([60, 40], [1, 9], 100) == 100
-    assert missed([60, 40], [1, 9], 99) > 100
-
-
-def test_hot_rows_stay_in_the_cache_and_rows_read_once_do_not_matter_to_themselves() -> None:
-    """1000 rows read once sweep through room for 110; 100 rows are read 100 times, and nearly always found."""
+    assert missed([60, 40], [1, 9], 100) == 100 < missed([60, 40], [1, 9], 99)
     assert 1100 < missed([1000, 100], [1, 100], 110) < 1100 + 0.2 * 9900
     assert missed([1000], [1], 110) == 1000
 
@@ -129,15 +112,12 @@ def test_sharing_the_l2_never_takes_misses_away() -> None:
     assert counter.work_of_sums(sums_NC).row_miss_bytes[0] == 2 * apart
 
 
-@pytest.mark.parametrize(("row_bytes", "sectors"), [(32, 1), (16, 1), (8, 1), (64, 2), (48, 2), (40, 2), (256, 8)])
-def test_sectors_of_a_row(row_bytes: int, sectors: float) -> None:
+def test_sectors_and_requests_of_a_row() -> None:
     """40 bytes begin at multiples of 8: 1 sector can never hold them, 3 are never touched."""
-    assert sector_bytes(np.array([row_bytes]))[0] == 32 * sectors
-
-
-@pytest.mark.parametrize(("dim", "requests"), [(4, 1), (128, 1), (132, 2), (256, 2), (260, 3)])
-def test_a_request_is_128_values_of_a_row(dim: int, requests: int) -> None:
-    assert work_of(replace(SMALL, embedding_dim=dim), batch_size=64).row_requests[0] == 128 * requests
+    sectors = sector_bytes(np.array([32, 16, 8, 64, 48, 40, 256])) / 32
+    assert sectors.tolist() == [1, 1, 1, 2, 2, 2, 8]
+    for dim, requests in ((4, 1), (128, 1), (132, 2), (256, 2), (260, 3)):
+        assert work_of(replace(SMALL, embedding_dim=dim), batch_size=64).row_requests[0] == 128 * requests
 
 
 def test_gradients_that_do_not_fit_the_l2_are_fetched_again() -> None:
@@ -183,7 +163,7 @@ def test_rows_from_the_l2_and_from_memory_by_hand() -> None:
         ({"hbm_gb_s": 6.0}, memory_ns),  # of which half is reached
         ({"l2_gb_s": 2.0, "hbm_gb_s": 6.0}, (l2_ns**3 + memory_ns**3) ** (1 / 3)),
     ):
-        assert kernels_ns(eight, batch_size=64, profile=only(**constants))["lookup"] == pytest.approx(expected)
+        assert times_ns(eight, batch_size=64, profile=only(**constants))[0] == pytest.approx(expected)
 
 
 def test_the_longest_bag_is_a_chain_of_rows_from_memory_and_from_the_l2() -> None:
@@ -199,12 +179,10 @@ def test_the_longest_bag_is_a_chain_of_rows_from_memory_and_from_the_l2() -> Non
     assert times_ns(cold, batch_size=16, profile=chain)[0] == pytest.approx(9 * 500), "however few there are"
 
 
-@pytest.mark.parametrize(
-    ("rows", "passes"), [((255,), 1), ((256,), 2), ((255, 1), 2), ((2**16,), 3), ((10**7,) * 2, 4)]
-)
-def test_the_sort_takes_a_pass_for_each_byte_of_the_shards_rows(rows: tuple[int, ...], passes: int) -> None:
-    tables = [plain_table(f"t{number}", count) for number, count in enumerate(rows)]
-    assert sort_passes(work_of(*tables).num_rows)[0] == passes
+def test_the_sort_takes_a_pass_for_each_byte_of_the_shards_rows() -> None:
+    for rows, passes in (((255,), 1), ((256,), 2), ((255, 1), 2), ((2**16,), 3), ((10**7,) * 2, 4)):
+        tables = [plain_table(f"t{number}", count) for number, count in enumerate(rows)]
+        assert sort_passes(work_of(*tables).num_rows)[0] == passes
 
 
 @pytest.mark.parametrize(
@@ -250,9 +228,7 @@ def test_the_hottest_row_takes_its_first_gradients_on_top_of_all_waits() -> None
     assert times_ns(Table("c", 10**6, 8, 4.0, READ_ONCE, 32), profile=only(hot_row_ns=10))[1] == pytest.approx(10)
 
 
-@pytest.mark.parametrize(
-    ("dim", "share", "warps"), [(4, 0.25, 1), (32, 0.25, 1), (36, 0.5, 1), (64, 0.5, 1), (128, 1, 1), (256, 1, 2)]
-)
+@pytest.mark.parametrize(("dim", "share", "warps"), [(32, 0.25, 1), (36, 0.5, 1), (128, 1, 1), (256, 1, 2)])
 def test_rows_take_the_lanes_of_a_warp_that_the_widest_of_their_call_needs(dim: int, share: float, warps: int) -> None:
     """64 bags and 128 lookups of each of two tables, and as many distinct rows."""
     gpu = only(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Span, Storage, TablePart
+from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, Span, Storage, TablePart
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.kernel_calls import (
@@ -68,11 +68,7 @@ def test_sequences_of_several_features_are_one_table_of_the_samples_of_each() ->
 
 
 def test_a_part_with_a_cache_is_looked_up_in_it() -> None:
-    for storage, is_cached in (
-        (ON_DEVICE, False),
-        (Storage(FUSED_UVM), False),
-        (Storage(FUSED_UVM_CACHING, 0.1), True),
-    ):
+    for storage, is_cached in ((Storage(FUSED_UVM), False), (Storage(FUSED_UVM_CACHING, 0.1), True)):
         (found,) = part_lookups(replace(part(PLAIN, (0,)), storage=storage), PLAIN, task_of(PLAIN))
         assert found == Lookup(PLAIN, 64, is_cached=is_cached)
 
@@ -147,11 +143,7 @@ def test_parts_of_unlike_types_share_no_call() -> None:
         part(replica, (0, 1, 2, 3)),
     ]
     held = list(list_held_parts(task, parts_by_table(task, parts)))
-    assert [one.call.sharding_type for one in held] == [
-        *["column_wise"] * 2,
-        *["row_wise"] * 4,
-        *["column_wise"] * 2,
-        "data_parallel",
-    ]
+    types = ["column_wise"] * 2 + ["row_wise"] * 4 + ["column_wise"] * 2 + ["data_parallel"]
+    assert [one.call.sharding_type for one in held] == types
     assert len({one.call for one in held if one.device == 0}) == 2
     assert [one.lookups[0][0].num_rows for one in held if one.call.sharding_type == "row_wise"] == [25] * 4

@@ -93,10 +93,10 @@ def test_the_processor_of_the_host_moves_rows_and_the_link_outputs() -> None:
     assert times_us(on_host, optimizer="rowwise_adagrad")[1] == pytest.approx(outputs_us + 2 * rows_us + of_rows_us)
 
 
-@pytest.mark.parametrize(("dim", "bits", "line_bytes"), [(4, 32, 64), (16, 32, 64), (32, 16, 64), (20, 32, 128)])
-def test_host_memory_is_read_in_lines(dim: int, bits: int, line_bytes: float) -> None:
-    narrow = replace(PLAIN, embedding_dim=dim, weight_bits=bits)
-    assert times_us(UVM, narrow)[0] == pytest.approx(LOOKUPS * line_bytes / 10 / 1e3)
+def test_host_memory_is_read_in_lines() -> None:
+    for dim, bits, line_bytes in ((4, 32, 64), (16, 32, 64), (32, 16, 64), (20, 32, 128)):
+        narrow = replace(PLAIN, embedding_dim=dim, weight_bits=bits)
+        assert times_us(UVM, narrow)[0] == pytest.approx(LOOKUPS * line_bytes / 10 / 1e3)
 
 
 def test_lookups_of_a_row_share_a_transfer_only_while_it_is_under_way() -> None:
@@ -111,16 +111,12 @@ def test_lookups_of_a_row_share_a_transfer_only_while_it_is_under_way() -> None:
     assert alone[1] == some[1] == all_of_them[1] == pytest.approx(2 * all_of_them[0])
 
 
-@pytest.mark.parametrize(
-    ("memory_gb_s", "read", "exchange", "update"),
-    [(math.inf, 50, 50, 40), (90, 50, 45, 40), (60, 50, 30, 30), (20, 20, 10, 10)],
-)
-def test_the_hosts_memory_may_be_slower_than_the_link(
-    memory_gb_s: float, read: float, exchange: float, update: float
-) -> None:
-    link = HostLink(50.0, memory_gb_s, update_share=0.8)
-    assert (link.read_gb_s, link.exchange_gb_s, link.update_gb_s) == (read, exchange, update)
-    assert link.processor_gb_s == (PROCESSOR_GB_S if memory_gb_s == math.inf else memory_gb_s)
+def test_the_hosts_memory_may_be_slower_than_the_link() -> None:
+    rates = {math.inf: (50, 50, 40), 90: (50, 45, 40), 60: (50, 30, 30), 20: (20, 10, 10)}
+    for memory_gb_s, expected in rates.items():
+        link = HostLink(50.0, memory_gb_s, update_share=0.8)
+        assert (link.read_gb_s, link.exchange_gb_s, link.update_gb_s) == expected
+        assert link.processor_gb_s == (PROCESSOR_GB_S if memory_gb_s == math.inf else memory_gb_s)
 
 
 def test_devices_of_a_host_share_its_memory_and_its_ssds() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -17,13 +16,9 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_part
 from evenshard.placement.placement import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
-from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.price.collectives import Links
-from evenshard.price.gpu_profile import gpu_profile
-from evenshard.price.link import LINKS
+from evenshard.placement.task import TableLimits
 from evenshard.price.loads import Indices
-from evenshard.price.simulated_price import build_device_kind
-from evenshard.price.step import DeviceKind, PartCosts
+from evenshard.price.step import PartCosts
 from evenshard.search.chains import Chains
 from evenshard.search.moves import Moves
 from evenshard.search.near_placement import ALIKE, NearResult, NearSearch
@@ -33,31 +28,16 @@ from evenshard.search.search import PlanSearch, PlanSearchEffort, PlanSearchResu
 from evenshard.search.sharding_option import Choice, edits_of
 from evenshard.search.space import SearchSpace, parts_of, parts_of_group
 from evenshard.tables.table import Table
+from support import search_builders
+from support.search_builders import GB, some_tables
 
 SHORT = PlanSearchEffort(changes=20_000)
 WHOLE = TableLimits(frozenset({TABLE_WISE}))
-GB = 2**30
-
-
-@cache
-def kind() -> DeviceKind:
-    return build_device_kind(gpu_profile("h200"), Nodes(1, 1))
 
 
 def costs_of(tables: Sequence[Table], devices: int, of_each: TableLimits | None = None, **changes: object) -> PartCosts:
-    room = (64 * GB,) * devices
-    task = ShardingTask(tuple(tables), Nodes.one_node(devices), room, 16_384)
-    if of_each is not None:
-        task = replace(task, limits=(of_each,) * len(tables))
-    return PartCosts(replace(task, **changes), [kind()], [0] * devices, Links(LINKS["nvlink_h200"], None))  # type: ignore[arg-type]
-
-
-def drifted(seed: int, count: int = 6) -> tuple[Table, ...]:
-    rng = np.random.default_rng(seed)
-    return tuple(
-        Table(f"t{n}", int(10 ** rng.uniform(4, 6.5)), int(rng.choice([16, 64, 128])), float(rng.choice([1, 5, 40])))
-        for n in range(count)
-    )
+    limits = {} if of_each is None else {"limits": (of_each,) * len(tables)}
+    return search_builders.costs_of(tables, Nodes.one_node(devices), **limits | changes)
 
 
 def placed(tables: Sequence[Table], devices: Sequence[int]) -> list[TablePart]:
@@ -81,7 +61,7 @@ def near(
 
 
 def test_more_may_only_help_and_without_a_bound_it_is_as_good_as_free() -> None:
-    tables = drifted(2, 10)
+    tables = some_tables(10, 2)
     loads = np.random.default_rng(0).permutation(10)
     changed = [replace(table, pooling_factor=float(tables[loads[n]].pooling_factor)) for n, table in enumerate(tables)]
     old = earlier(PlanSearch(costs_of(tables, 4), SHORT).run().best.parts, 4, "adam")
@@ -149,7 +129,7 @@ def test_moves_are_counted_by_shard_with_state_and_replicas_that_go_are_free() -
 
 def test_chains_know_the_moved_bytes_of_changes() -> None:
     """Changes that are tried out, and made, count as placements that are filled anew."""
-    costs, rng = costs_of(drifted(6), 4), np.random.default_rng(0)
+    costs, rng = costs_of(some_tables(6, 6), 4), np.random.default_rng(0)
     space = SearchSpace(costs)
     before = parts_by_table(costs.task, parts_of(space, [any_choice(space, group, rng) for group in range(6)]))
     moves = Moves(space, EarlierPlacement({name: tuple(own) for name, own in before.items()}, costs.task.machine))
@@ -190,7 +170,7 @@ def any_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choi
 def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None:
     """Random types, widths, storages, joined tables, optimizers and machines, before and after."""
     rng = np.random.default_rng(seed)
-    tables = tuple(replace(one, weight_bits=int(rng.choice([8, 16, 32]))) for one in drifted(seed, 7))
+    tables = tuple(replace(one, weight_bits=int(rng.choice([8, 16, 32]))) for one in some_tables(7, seed))
     names = list(STATE_NUMBERS)
     optimizers = {table.name: names[int(rng.integers(len(names)))] for table in tables[:-1]}  # the last one is new
     more: dict[str, object] = {"kernels": USUAL_KERNELS, "pipeline": "", "together": ((1, 2),)}
