@@ -11,24 +11,19 @@ import pytest
 from hypothesis import given, settings
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.placement import (
-    Placement,
-    check_placement,
-    common_device_mask,
-    separation_groups,
-)
+from evenshard.placement.placement import Placement, check_placement, common_device_mask, separation_groups
 from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import find_reason
 from evenshard.search.items import FreeMemory, PackedItems
 from evenshard.search.search import PlanSearch, PlanSearchEffort
-from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, drop_duplicates
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.learned import Sharder
 from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders, random_placement
 from evenshard.tables.table import Table
 from support import builders
 from support.additive_price import Additive
-from support.builders import every_placement, sized, some_tables, split_by, table, task, working
+from support.builders import every_placement, sized, some_tables, split_by, task, working
 from support.constraint_builders import any_placement, is_legal, legal_placements, limited, limited_tasks, only
 from support.convex_builders import NORMALIZER, random_model
 
@@ -196,34 +191,3 @@ def test_the_search_keeps_apart_what_stays_apart() -> None:
     """5 + 4 against 3 + 3: without t2 beside t0 (5), the other 3 takes the place of the 4."""
     of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),))
     assert split_by(Placement(improved(of_task, (0, 0, 1, 1)), 2)) == {(0, 3), (1, 2)}
-
-
-def test_the_search_exchanges_two_that_stay_apart() -> None:
-    """5 + 4 against 3 + 3, where only the 5 and a 3 that stay apart may leave their devices: they change places."""
-    of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),), allowed=(None, only(0), None, only(1)))
-    assert improved(of_task, (0, 0, 1, 1)) == (1, 0, 0, 1)
-
-
-def test_like_placements_on_unlike_devices_are_two() -> None:
-    swapped = [Placement((0, 1), 2), Placement((1, 0), 2)]
-    assert drop_duplicates(swapped) == drop_duplicates(swapped, [0, 0]) == swapped[:1]
-    assert drop_duplicates(swapped, [0, 1]) == swapped
-    three = [Placement((0, 1), 3), Placement((0, 2), 3), Placement((1, 2), 3), Placement((2, 0), 3)]
-    assert drop_duplicates(three, [0, 1, 1]) == [three[0], three[2], three[3]]
-
-
-def test_where_all_proposals_fail_packing_begins() -> None:
-    """3, 3, 2, 2, 2 on two devices of 6: the heaviest first puts the 3s apart, and the last 2 finds 1 left on both."""
-    of_task = task([table(f"t{n}", rows, 1) for n, rows in enumerate((3, 3, 2, 2, 2))], 2, cap=4 * 6)
-    for expert in expert_sharders():
-        with pytest.raises(InfeasibleTask):
-            expert.place(of_task)
-    found = EvenshardSharder(MODEL, None, QUICK).search(of_task)
-    assert split_by(found.candidates[0]) == {(0, 1), (2, 3, 4)}
-
-
-def test_dreamshard_fills_unlike_devices_and_refuses_what_breaks_a_rule() -> None:
-    tables = sized(6, 6, 6)
-    assert sorted(policy().place(limited(task(tables, 2), room_bytes=(24, 48))).device_of_table) == [0, 1, 1]
-    with pytest.raises(InfeasibleTask, match=r"on device \d, but its allowed devices are \[2\]"):
-        policy().place(limited(task(some_tables(6), 3), allowed=(only(2),) * 6))

@@ -7,14 +7,7 @@ import pytest
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import (
-    ALWAYS_CUT_COLUMNS,
-    COLUMNS_ALONE,
     EVERYWHERE,
-    GRIDS,
-    NEVER_WHOLE,
-    NODE,
-    NODE_ROWS,
-    REPLICATED,
     ROWS_ALONE,
     SEQUENCE_TYPES,
     SHARDING_TYPES,
@@ -46,14 +39,6 @@ def test_parts_are_as_the_record_of_their_type_says(name: str) -> None:
         for columns in {part.columns for part in parts}:
             held = [part.device for part in parts if part.columns == columns]
             assert sorted(held) == list(of.row_devices(MACHINE, held[0]))
-
-
-def test_what_types_have_in_common_is_read_off_their_records() -> None:
-    assert NEVER_WHOLE == ("column_wise", "row_wise", "table_row_wise", "grid_shard", "data_parallel")
-    assert (GRIDS, REPLICATED) == (("grid_shard",), ("data_parallel",))
-    assert NODE_ROWS == ("table_row_wise", "grid_shard")
-    assert ALWAYS_CUT_COLUMNS == ("column_wise", "grid_shard")
-    assert COLUMNS_ALONE == ("column_wise", "table_column_wise")
 
 
 def test_what_a_type_is_on_a_machine() -> None:
@@ -108,12 +93,3 @@ def test_a_type_shares_the_calls_of_the_one_that_it_is_a_case_of() -> None:
         if one.within_node:
             parts = _parts(TABLE, one.within_node, Nodes.one_node(4), np.random.default_rng(0))
             assert TYPES[sharding_type(parts, TABLE, Nodes.one_node(4))].cuts_rows == one.cuts_rows, name
-
-
-def test_types_of_one_node_leave_it_with_no_part() -> None:
-    assert [name for name, one in TYPES.items() if one.within == NODE] == ["table_row_wise", "table_column_wise"]
-    rng = np.random.default_rng(0)
-    for name, one in TYPES.items():
-        nodes = [{MACHINE.node_of(part.devices[0]) for part in _parts(TABLE, name, MACHINE, rng)} for _ in range(20)]
-        assert one.within != NODE or {len(found) for found in nodes} == {1}
-        assert one.within == NODE or not one.cuts_columns or 2 in map(len, nodes), name

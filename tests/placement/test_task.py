@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.placement.tasks import (
-    TaskSampling,
-    TaskSplit,
-    load_tasks,
-    sample_tasks,
-    save_tasks,
-)
+from evenshard.placement.tasks import TaskSampling, TaskSplit, load_tasks, sample_tasks, save_tasks
 from evenshard.tables.table import Table
 from support.builders import some_tables, table, task
 

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import parts_by_table
-from evenshard.placement.sharding import (
-    GRID_SHARD,
-    ROW_WISE,
-    TABLE_WISE,
-    Communication,
-)
+from evenshard.placement.sharding import GRID_SHARD, ROW_WISE, TABLE_WISE, Communication
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import (
     ExchangeTimes,
@@ -227,10 +222,7 @@ def test_tables_of_a_type_share_a_collective_and_modules_do_not() -> None:
 
 
 @settings(deadline=None)
-@given(
-    name=st.sampled_from(sorted(LINKS)),
-    dims=st.lists(st.integers(0, 30), min_size=2, max_size=8),
-)
+@given(name=st.sampled_from(sorted(LINKS)), dims=st.lists(st.integers(0, 30), min_size=2, max_size=8))
 def test_whole_tables_on_one_node_exchange_as_one_link_says(name: str, dims: list[int]) -> None:
     machine, found = Nodes.one_node(len(dims)), LINKS[name]
     tables = [Table(f"t{device}", 10, 4 * dim, 1.0) for device, dim in enumerate(dims) if dim]

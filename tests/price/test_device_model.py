@@ -7,14 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from evenshard.price.device_model import (
-    backward_ms,
-    forward_ms,
-    overlap,
-    pass_ms,
-    sort_passes,
-    state_update_bytes,
-)
+from evenshard.price.device_model import backward_ms, forward_ms, overlap, pass_ms, sort_passes, state_update_bytes
 from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
 from evenshard.price.kernel_calls import Lookup
 from evenshard.price.shard_work import NUM_WORK_COLUMNS, ShardWork, WorkCounter, missed_bytes, sector_bytes
@@ -186,8 +179,7 @@ def test_the_sort_takes_a_pass_for_each_byte_of_the_shards_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "state_bytes_per_row"),
-    [("sgd", 0), ("rowwise_adagrad", 32), ("adagrad", 256), ("adam", 512)],
+    ("optimizer", "state_bytes_per_row"), [("sgd", 0), ("rowwise_adagrad", 32), ("adagrad", 256), ("adam", 512)]
 )
 def test_gradients_rows_and_states_from_the_l2_and_from_memory_by_hand(
     optimizer: str, state_bytes_per_row: int

@@ -12,10 +12,8 @@ from benchmarks.scripts.fit_devices import LATER_POINTS, POINTS
 from benchmarks.scripts.gpu_rules import Held, held_out, of_all, read_measured
 from evenshard.cli import main
 from evenshard.measure.inventory import find_hardware
-from evenshard.price.evidence import DeviceError
-from evenshard.price.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.price.gpu_profile import FREE_CONSTANTS, gpu_profile
 from evenshard.price.gpu_rules import EVIDENCE, FITTED, SHEET, constants_by_rules, exponent
-from evenshard.price.hardware import profile_path
 from support.truth import truth_file
 
 SLOW = {
@@ -76,26 +74,6 @@ def test_the_stated_error_is_that_of_gpus_left_out() -> None:
     stated = (EVIDENCE.median_error_percent, EVIDENCE.p90_error_percent)
     assert of_all(held()) == pytest.approx(stated, abs=0.5)
     assert EVIDENCE.fitted == sum(one.fitted for name in FITTED for one in gpu_profile(name).evidence)
-
-
-def constants_of(profile: GpuProfile, others: tuple[str, ...]) -> dict[str, float]:
-    def numbers(one: GpuProfile) -> dict[str, float]:
-        return {name: value for name, value in vars(one).items() if isinstance(value, float)}
-
-    sheet = numbers(profile) | {"pcie_gb_s": 31.5}
-    return constants_by_rules(sheet, {name: numbers(gpu_profile(name)) for name in others})[0]
-
-
-@pytest.mark.parametrize("name", ["b200", "mi300x"])
-def test_profiles_of_data_sheets_have_the_error_of_the_rules_and_others_than_nvidias_none(name: str) -> None:
-    profile, sheet = gpu_profile(name), yaml.safe_load(profile_path(name).read_text())
-    assert {one: getattr(profile, one) for one in sheet if one in SHEET and one != "pcie_gb_s"} == {
-        one: float(entry["value"]) for one, entry in sheet.items() if one in SHEET and one != "pcie_gb_s"
-    }
-    expected = constants_of(profile, FITTED)
-    assert profile.gradient_ns_per_row == pytest.approx(expected["gradient_ns_per_row"], rel=1e-5)
-    assert profile.error == DeviceError.of((EVIDENCE,) if sheet["vendor"] == "NVIDIA" else (), True)
-    assert profile.error.factor == pytest.approx(2.654 if sheet["vendor"] == "NVIDIA" else 3.49, abs=0.01)
 
 
 GPU = {

@@ -29,8 +29,7 @@ def test_an_unknown_kind_lists_the_known_ones(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("short", "full"),
-    [("h100", "simulated:h100"), (" H100", "simulated:h100"), ("A100", "simulated:a100_80gb")],
+    ("short", "full"), [("h100", "simulated:h100"), (" H100", "simulated:h100"), ("A100", "simulated:a100_80gb")]
 )
 def test_a_profile_may_be_called_by_its_name_alone(short: str, full: str) -> None:
     assert str(HardwareName.parse(short)) == MeasureConfig(short).hardware == full

@@ -10,22 +10,13 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, Span, Storage, TablePart
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
-from evenshard.price.kernel_calls import (
-    EVERY_DEVICE,
-    KernelCall,
-    Lookup,
-    list_held_parts,
-    part_lookups,
-    split_features,
-)
+from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, list_held_parts, part_lookups, split_features
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, ROOMY, table
 
 PLAIN = table("plain", rows=100, dim=8, pooling=2.5)
 SHARED = replace(
-    table("shared", rows=50, dim=8, pooling=5.0),
-    feature_names=("a", "b"),
-    feature_pooling_factors=(1.0, 4.0),
+    table("shared", rows=50, dim=8, pooling=5.0), feature_names=("a", "b"), feature_pooling_factors=(1.0, 4.0)
 )
 SEQUENCE = replace(table("sequence", rows=40, dim=8, pooling=3.25), pooling="none")
 
@@ -71,14 +62,6 @@ def test_a_part_with_a_cache_is_looked_up_in_it() -> None:
     for storage, is_cached in ((Storage(FUSED_UVM), False), (Storage(FUSED_UVM_CACHING, 0.1), True)):
         (found,) = part_lookups(replace(part(PLAIN, (0,)), storage=storage), PLAIN, task_of(PLAIN))
         assert found == Lookup(PLAIN, 64, is_cached=is_cached)
-
-
-def test_what_the_kernel_does_not_see_makes_no_other_table() -> None:
-    named = replace(PLAIN, feature_names=("x",))
-    assert split_features(named, 64) == split_features(PLAIN, 64)
-    assert split_features(replace(PLAIN, miss_ratios=(0.5,) * 14 + (0.0,)), 64) == split_features(PLAIN, 64)
-    hot = replace(PLAIN, row_shares=(0.9, 0.1))  # where it reads rows, it does see
-    assert [one.table for one in split_features(hot, 64)] == [hot]
 
 
 def test_a_part_is_looked_up_for_all_samples_with_the_lookups_of_its_rows() -> None:

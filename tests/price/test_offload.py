@@ -15,13 +15,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.kernel_calls import Lookup
-from evenshard.price.offload import (
-    PROCESSOR_GB_S,
-    SSD_GB_S,
-    HostLink,
-    host_link,
-    offload_ms,
-)
+from evenshard.price.offload import PROCESSOR_GB_S, SSD_GB_S, HostLink, host_link, offload_ms
 from evenshard.tables.reuse import power_law_reuse_bins
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE

@@ -80,12 +80,16 @@ def tried_out(
     return edits, outcome, chains_of(chains.space, placements)
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize(
-    ("kinds", "pipeline"),
-    [((H200,), "base"), ((H200,), ""), ((H200, A100), LARGEST_SUM), ((LEARNED,), ""), ((LEARNED, H200), "")],
+    ("nodes", "kinds", "pipeline", "room_bytes"),
+    [
+        (1, (H200,), "base", 2**33),
+        (2, (H200,), "", 10**8),
+        (2, (H200, A100), LARGEST_SUM, 10**8),
+        (1, (LEARNED,), "", 10**8),
+        (2, (LEARNED, H200), "", 2**33),
+    ],
 )
-@pytest.mark.parametrize("room_bytes", [2**33, 10**8])
 def test_changes_that_are_tried_out_take_what_they_take_when_made(
     nodes: int, kinds: tuple[str, ...], pipeline: str, room_bytes: int
 ) -> None:
@@ -125,9 +129,14 @@ def test_changes_of_one_chain_that_touch_other_devices_are_made_at_once() -> Non
 
 
 @pytest.mark.parametrize(
-    ("kinds", "nodes", "rel"), [((H200,), 1, 1e-4), ((H200, A100), 2, 1e-4), ((LEARNED,), 1, 1e-5)]
+    ("kinds", "nodes", "rel", "room_bytes"),
+    [
+        ((H200,), 1, 1e-4, 10**8),
+        ((H200, A100), 2, 1e-4, 2**33),
+        ((H200,), 2, 1e-4, 10**8),
+        ((LEARNED,), 1, 1e-5, 10**8),
+    ],
 )
-@pytest.mark.parametrize("room_bytes", [2**33, 10**8])
 def test_chains_take_what_is_predicted_of_their_parts(
     kinds: tuple[str, ...], nodes: int, rel: float, room_bytes: int
 ) -> None:

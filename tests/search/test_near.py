@@ -15,7 +15,7 @@ from evenshard.placement.moves import EarlierPlacement
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_part
 from evenshard.placement.placement import check_sharding, parts_by_table
-from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
+from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import TableLimits
 from evenshard.price.loads import Indices
 from evenshard.price.step import PartCosts
@@ -36,8 +36,9 @@ WHOLE = TableLimits(frozenset({TABLE_WISE}))
 
 
 def costs_of(tables: Sequence[Table], devices: int, of_each: TableLimits | None = None, **changes: object) -> PartCosts:
+    costs = search_builders.costs_of(tables, Nodes.one_node(devices))
     limits = {} if of_each is None else {"limits": (of_each,) * len(tables)}
-    return search_builders.costs_of(tables, Nodes.one_node(devices), **limits | changes)
+    return costs.of_task(replace(costs.task, **(limits | changes)))  # type: ignore[arg-type]
 
 
 def placed(tables: Sequence[Table], devices: Sequence[int]) -> list[TablePart]:
@@ -88,9 +89,7 @@ def test_where_tables_do_not_fit_any_more_the_fewest_bytes_move() -> None:
         costs = costs_of(tables, 2, WHOLE, room_bytes=(4 * GB, 3 * GB), pipeline="")
         before, fits = earlier(placed(tables[:3], (0, 0, 1)), 2), placed(tables, devices)
         if moved_gb:
-            with pytest.raises(
-                BadConfig, match=r"max_move_gb is 0, .* no longer legal: 'c' must move. Raise .* to 0\.4"
-            ):
+            with pytest.raises(BadConfig, match=r"max_move_gb is 0, .*: 'c' must move. Raise .* to 0\.4"):
                 near(costs, before, 0, fits)
         _, found = near(costs, before, moved_gb * GB, fits)
         assert found.moved_bytes == found.stay_bytes == pytest.approx(moved_gb * GB, rel=1e-6)
@@ -110,7 +109,6 @@ def test_moves_are_counted_by_shard_with_state_and_replicas_that_go_are_free() -
     whole = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0,))], 2, "adam")
     replica = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0, 1))], 2)
     number = {option.sharding_type: n for n, option in reversed(list(enumerate(space.options(0))))}
-    assert set(number) <= set(SHARDING_TYPES)
     moves = Moves(space, whole)
     each = 1000 * 64 * 4 * 3  # Adam has two numbers for each weight
     expected = {
@@ -166,7 +164,7 @@ def any_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choi
     return Choice(number, tuple(places.tolist()))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None:
     """Random types, widths, storages, joined tables, optimizers and machines, before and after."""
     rng = np.random.default_rng(seed)

@@ -81,16 +81,14 @@ def test_a_tiny_task_is_solved(seed: int) -> None:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
     tables = random_tables(6, seed)
     size = sum(table.size_bytes for table in tables) / GB
     costs = costs_of(tables, 4, 0.15 * size, nodes=2)
     space, rng = SearchSpace(costs), np.random.default_rng(seed)
-    bound = lower_bound_ms(space)
-    found = [PlanSearch(costs, SHORT).run().best.predicted_ms]
-    for _ in range(300):
+    bound, found = lower_bound_ms(space), []
+    for _ in range(100):
         parts = [
             replace(part, storage=Storage(FUSED_UVM_CACHING, float(10 ** rng.uniform(-3, 0))))
             if rng.random() < 0.85
@@ -99,7 +97,7 @@ def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
         ]
         if max(used_bytes(costs.task, parts)) <= costs.task.room_bytes[0]:
             found.append(costs.predict(parts).predicted_ms)
-    assert len(found) > 20
+    assert len(found) > 8
     assert 0 < bound <= min(found)
 
 

@@ -9,15 +9,10 @@ import pytest
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import whole_part
 from evenshard.placement.placement import check_sharding
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    ROW_WISE,
-    TABLE_ROW_WISE,
-    TABLE_WISE,
-)
+from evenshard.placement.sharding import COLUMN_WISE, TABLE_ROW_WISE, TABLE_WISE
 from evenshard.placement.task import TableLimits
 from evenshard.search.annealing import UNUSUAL
+from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.search import PlanSearch, PlanSearchEffort
 from evenshard.search.space import SearchSpace
 from evenshard.tables.table import Table
@@ -36,16 +31,17 @@ from support.search_builders import (
 
 pytestmark = pytest.mark.full_search
 
-SHORT = PlanSearchEffort(4_000)
+SHORT, QUICK = PlanSearchEffort(4_000), PlanSearchEffort(20_000)
 TWO = Nodes.one_node(2)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("count", "machine"), [(4, TWO), (3, Nodes.one_node(3)), (2, TWO_NODES)])
-def test_a_tiny_task_is_solved(seed: int, count: int, machine: Nodes) -> None:
-    costs = costs_of(some_tables(count, seed), machine)
-    space = SearchSpace(costs)
-    assert PlanSearch(costs).run().best.predicted_ms == pytest.approx(least_ms(space), rel=1e-6)
+def test_a_tiny_task_is_solved(count: int, machine: Nodes) -> None:
+    """None is below the bound."""
+    costs = costs_of(some_tables(count), machine)
+    space, found_ms = SearchSpace(costs), PlanSearch(costs, QUICK).run().best.predicted_ms
+    assert found_ms == pytest.approx(least_ms(space), rel=1e-6)
+    assert 0 < lower_bound_ms(SearchSpace(costs)) <= found_ms
 
 
 def test_candidates_are_distinct_legal_and_sorted_after_the_answer() -> None:
@@ -59,9 +55,9 @@ def test_candidates_are_distinct_legal_and_sorted_after_the_answer() -> None:
     assert found_ms == pytest.approx(sorted(found_ms), rel=UNUSUAL)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_rule_of_thumb_is_better_than_the_answer(seed: int) -> None:
-    costs = costs_of(some_tables(3 + seed, seed), TWO_NODES if seed % 2 else FOUR)
+    costs = costs_of(some_tables(3 + 2 * seed, seed), TWO_NODES if seed % 2 else FOUR)
     starts, found_ms = starts_of(costs), PlanSearch(costs, PlanSearchEffort(0)).run().best.predicted_ms
     for rule in starts.make_rules():
         assert found_ms <= costs.predict(parts_of_start(starts, rule)).predicted_ms * (1 + 1e-6)
@@ -69,7 +65,7 @@ def test_no_rule_of_thumb_is_better_than_the_answer(seed: int) -> None:
 
 def test_a_known_placement_is_improved_and_never_better_than_the_answer() -> None:
     costs = costs_of(some_tables(8))
-    good = PlanSearch(costs).run().best
+    good = PlanSearch(costs, QUICK).run().best
     poor = tuple(whole_part(table, (at % 2,)) for at, table in enumerate(costs.task.tables))
     none = PlanSearchEffort(0)
     alone = PlanSearch(costs, none).run()
@@ -102,7 +98,7 @@ def test_the_only_packing_that_fits_is_found() -> None:
     assert sorted(on.values()) == [[3, 3], [4, 2], [5, 1]]
 
 
-@pytest.mark.parametrize("allowed", [TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, DATA_PARALLEL])
+@pytest.mark.parametrize("allowed", [COLUMN_WISE, TABLE_ROW_WISE])
 def test_only_allowed_types_are_used(allowed: str) -> None:
     tables = some_tables(5)
     costs = costs_of(tables, TWO_NODES, limits=of_types(tables, allowed))
@@ -121,7 +117,8 @@ def test_rules_hold() -> None:
 
 def test_progress_tells_falling_times_and_rising_shares() -> None:
     told: list[tuple[float, float]] = []
-    found = PlanSearch(costs_of(some_tables(8)), progress=lambda best_ms, done: told.append((best_ms, done))).run()
+    costs = costs_of(some_tables(8))
+    found = PlanSearch(costs, QUICK, progress=lambda best_ms, done: told.append((best_ms, done))).run()
     times_ms, shares = zip(*told, strict=True)
     assert list(times_ms) == sorted(times_ms, reverse=True) and list(shares) == sorted(shares)
     assert shares[0] == 0 and 0 < shares[-1] <= 1

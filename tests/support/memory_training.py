@@ -26,7 +26,7 @@ from support.builders import column_parts
 
 # What is freed is given back: resident memory is what lives.
 GLIBC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-STEPS, DIM = 5, 64
+STEPS, DIM = 4, 64
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def model_of(setting: Setting) -> Any:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            tables = [EmbeddingBagConfig(DIM, setting.rows, name=name, feature_names=[name]) for name in names]
+            tables = [EmbeddingBagConfig(setting.rows, DIM, name=name, feature_names=[name]) for name in names]
             self.tables = EmbeddingBagCollection(tables=tables, device=meta)
             self.over = nn.Linear(DIM * len(tables), 4, device=meta)
             self.dense = nn.Sequential(*[nn.Linear(1024, 1024, device=meta) for _ in range(setting.dense)])

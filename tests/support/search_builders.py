@@ -44,11 +44,7 @@ def some_tables(count: int, seed: int = 5) -> tuple[Table, ...]:
 
 
 def costs_of(
-    tables: Sequence[Table],
-    machine: Nodes = FOUR,
-    room_bytes: int = 64 * GB,
-    profile: str = "h200",
-    **changes: object,
+    tables: Sequence[Table], machine: Nodes = FOUR, room_bytes: int = 64 * GB, profile: str = "h200", **changes: object
 ) -> PartCosts:
     """Costs on simulated GPUs with so much memory each, and with other fields of the task."""
     task = ShardingTask(tuple(tables), machine, (room_bytes,) * machine.num_devices, 16_384)
