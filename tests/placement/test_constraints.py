@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -19,18 +17,17 @@ from evenshard.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.learned import Sharder
-from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders, random_placement
+from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders
 from evenshard.tables.table import Table
 from support import builders
 from support.additive_price import Additive
-from support.builders import every_placement, sized, some_tables, split_by, task, working
+from support.builders import every_placement, sized, some_tables, task, working
 from support.constraint_builders import any_placement, is_legal, legal_placements, limited, limited_tasks, only
 from support.convex_builders import NORMALIZER, random_model
 
 pytestmark = pytest.mark.full_search
 
 MODEL = random_model()
-QUICK = SearchConfig(num_rollouts=4, scores_per_table=400)
 HASTY = SearchConfig(num_rollouts=2, scores_per_table=60)
 
 
@@ -83,19 +80,6 @@ def test_items_join_groups_that_share_a_table_and_add_up_what_they_take() -> Non
     room.take(items.items[1], {1: 88})
     assert [room.of(item).tolist() for item in items.items] == [[100, -1], [100, -1], [100, -1]]
     assert room.left_D.tolist() == [100, 12]
-
-
-def test_what_is_broken_is_said_in_words() -> None:
-    limits = {"allowed": (only(1), None, None), "together": ((1, 2),), "apart": ((0, 1),)}
-    of_task = limited(task(sized(1, 1, 1)), **limits)
-    for devices, broken in (
-        ((0, 0, 1), r"task: table 's0' is on device 0, but its allowed devices are \[1\]\. Place it again"),
-        ((1, 0, 1), "tables s1, s2 are not on the same device"),
-        ((1, 1, 1), "tables s0, s1 share a device"),
-    ):
-        with pytest.raises(InfeasibleTask, match=broken):
-            check_placement(of_task, Placement(devices, 2))
-    check_placement(of_task, Placement((1, 0, 0), 2))
 
 
 def test_optimizer_state_and_each_devices_own_cap_count() -> None:
@@ -151,14 +135,6 @@ def test_greedy_places_what_is_pinned_first_and_groups_as_one() -> None:
     assert greedy.place(of_task).device_of_table == (1, 0, 1, 0, 1)
 
 
-def test_random_is_uniform_over_the_legal_placements_of_two_tables() -> None:
-    of_task = limited(task(sized(1, 1), 3), allowed=(only(0, 1), None), apart=((0, 1),))
-    rng = np.random.default_rng(0)
-    counts = Counter(random_placement(of_task, rng).device_of_table for _ in range(1200))
-    assert set(counts) == {(0, 1), (0, 2), (1, 0), (1, 2)}
-    assert all(abs(count - 300) < 5 * 300**0.5 for count in counts.values())
-
-
 def searched(model: Additive, starts: Sequence[Placement], changes: int = 2_000) -> list[Placement]:
     """The candidates of a search, the answer first."""
     search = PlanSearch(model.costs, PlanSearchEffort(changes))
@@ -179,15 +155,3 @@ def test_the_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> 
     *_, best = legal = sorted(legal_placements(of_task), key=model.slowest, reverse=True)
     assert model.slowest(legal[2]) > model.slowest(best)
     assert model.slowest(searched(model, legal[:3])[0]) == pytest.approx(model.slowest(best), rel=1e-5)
-
-
-def improved(of_task: ShardingTask, devices: Sequence[int]) -> tuple[int, ...]:
-    """Devices of tables with weights 5, 4, 3 and 3, after a search that begins with these devices."""
-    best, *_ = searched(Additive(of_task, (5.0, 4.0, 3.0, 3.0)), [Placement(tuple(devices), of_task.num_devices)])
-    return best.device_of_table
-
-
-def test_the_search_keeps_apart_what_stays_apart() -> None:
-    """5 + 4 against 3 + 3: without t2 beside t0 (5), the other 3 takes the place of the 4."""
-    of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),))
-    assert split_by(Placement(improved(of_task, (0, 0, 1, 1)), 2)) == {(0, 3), (1, 2)}

@@ -167,9 +167,3 @@ def test_the_peak_is_at_one_moment() -> None:
     assert peak_bytes(few, at(received=50, ordered=45, sliced=9)) == 1140 + 50 + 2 * 45 + 9
     rows = few._replace(sent=0, returned=30)
     assert peak_bytes(rows, at(received=50, ordered=45)) == 1140 + 40 + 30 + 50 + 45  # gradients are sent
-
-
-def test_a_search_counts_the_moment_of_the_exchange() -> None:
-    own = SampleMemory(inputs=30, received=50, ordered=1)
-    alike = PARTS._replace(arriving=0, workspace=0, dense_gradient=0)
-    assert alike.device_bytes + own.total == peak_bytes(alike, own)

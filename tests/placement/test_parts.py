@@ -30,10 +30,10 @@ from evenshard.placement.parts import (
     storages_of,
     tables_of_parts,
 )
-from evenshard.placement.placement import Placement, group_parts, parts_by_table
+from evenshard.placement.placement import group_parts
 from evenshard.placement.sharding import tiling_problem
 from evenshard.tables.reuse import thin_reuse_bins
-from support.builders import column_parts, parts_of, table, task
+from support.builders import column_parts, table
 
 
 def test_parts_keep_rows_and_lookups_and_share_the_dims_and_the_bytes() -> None:
@@ -61,22 +61,6 @@ def test_rows_are_cut_into_equal_blocks_of_which_the_last_devices_may_have_none(
     assert (whole.rows, whole.columns) == (Span(0, 5), Span(0, 4))
     assert busiest_rows(one, 4) == Span(0, 2)
     assert busiest_rows(replace(one, row_shares=(0.0, 0.1, 0.1, 0.1, 0.7)), 4) == Span(4, 5)
-
-
-def test_a_placement_of_whole_tables_is_one_part_of_each() -> None:
-    tables = [table("a", 10, 16), table("b", 20, 4)]
-    assert Placement((1, 0), 2).parts(tables) == (
-        TablePart("a", Span(0, 10), Span(0, 16), (1,)),
-        TablePart("b", Span(0, 20), Span(0, 4), (0,)),
-    )
-    with pytest.raises(BadConfig, match="the placement has 2 tables, but 1 tables are given"):
-        Placement((1, 0), 2).parts(tables[:1])
-
-
-def test_a_table_called_as_a_part_would_be_is_refused() -> None:
-    tables = [table("a", dim=16), table("a[0:8]")]
-    with pytest.raises(BadConfig, match=r"'a\[0:8\]'.*Rename the table"):
-        tables_of_parts(parts_of(tables, {"a": (8,)}), tables)
 
 
 # The first quarter of its rows has seven tenths of its lookups.
@@ -147,33 +131,6 @@ def test_a_deduplicated_table_sends_each_index_of_a_device_once() -> None:
     assert deduplicate_table(replace(twice, is_deduplicated=False), 2) == replace(twice, is_deduplicated=False)
     uncounted = deduplicate_table(replace(twice, reuse_bins=None), 2)  # 100 rows: a million lookups find few
     assert uncounted.pooling_factor < 0.1
-
-
-ROWS, DIM = 100, 24
-ALL_ROWS = Span(0, ROWS)
-
-
-def wide(*parts: tuple[tuple[int, int], tuple[int, int], tuple[int, ...]]) -> list[TablePart]:
-    """Rows, columns and devices of parts of one table."""
-    return [TablePart("wide", Span(*rows), Span(*columns), devices) for rows, columns, devices in parts]
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (wide((ALL_ROWS, (0, 8), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:8, 12:24;"),
-        (wide((ALL_ROWS, (0, 16), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:16, 12:24;"),
-        (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (24, 24), (1,))), "with the columns 0:24, 24:24;"),
-        (wide((ALL_ROWS, (0, 28), (0,))), "with the columns 0:28;"),
-        (wide(((0, 101), (0, 24), (0,))), "with the rows 0:101;"),
-        (wide((ALL_ROWS, (0, 8), (0,)), ((0, 50), (8, 24), (0,)), ((60, 100), (8, 24), (1,))), "rows 0:50, 60:100;"),
-        (wide(((0, 50), (0, 24), (0,)), ((50, 100), (0, 24), (2,))), "on device 2, but the devices are 0 to 1"),
-        (wide((ALL_ROWS, (0, 24), (0, -1))), "on device -1"),
-    ],
-)
-def test_parts_that_are_not_the_table_are_refused(parts: list[TablePart], message: str) -> None:
-    with pytest.raises(BadConfig, match=message):
-        parts_by_table(task([table("wide", ROWS, DIM)], 2), parts)
 
 
 def test_kernels_say_where_weights_are() -> None:

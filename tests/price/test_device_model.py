@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.price.device_model import backward_ms, forward_ms, overlap, pass_ms, sort_passes, state_update_bytes
 from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
 from evenshard.price.kernel_calls import Lookup
 from evenshard.price.shard_work import NUM_WORK_COLUMNS, ShardWork, WorkCounter, missed_bytes, sector_bytes
-from evenshard.price.simulated_price import work_columns
+from evenshard.price.simulated_price import DeviceModelPrice, work_columns
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE
@@ -332,3 +334,12 @@ def test_tables_that_nobody_looks_up_cost_a_forward_call() -> None:
     assert (gpu.fwd_overhead_us + gpu.fwd_host_us) * 1e3 <= forward * (1 + 1e-9) < 1e6 and backward == 0
     alone, with_idle = (times_ns(*tables, profile=gpu)[0] for tables in ([SMALL], [SMALL, idle]))
     assert alone <= with_idle < alone + forward
+
+
+@pytest.mark.parametrize("profile", ["h200", "rtx_2080_ti", "mi300x"])
+def test_the_more_an_optimizer_keeps_the_longer_is_the_backward_pass_and_no_other(profile: str) -> None:
+    price, wide = DeviceModelPrice(gpu_profile(profile)), plain_table(rows=10**6, dim=256, pooling=1, bits=16)
+    forward, backward, _ = price.call_ms(price.columns([Lookup(wide, BATCH, optimizer) for optimizer in STATE_NUMBERS]))
+    of_state = dict(zip(STATE_NUMBERS.values(), backward.tolist(), strict=True))
+    assert all(less < more for less, more in pairwise(of_state.values()))
+    assert len(set(forward)) == 1 and len(set(backward)) == len(of_state)  # those with as much state take as long

@@ -68,14 +68,10 @@ def test_measurements_are_of_a_known_kind() -> None:
 
 
 def test_a_kind_says_what_others_ask_of_it() -> None:
-    kinds = {name: HardwareName.of(name, device).kind for name, device in (("cpu", ""), ("cuda", ""), ("auto", ""))}
-    assert [kind.compute_device for kind in kinds.values()] == ["cpu", "cuda", "cuda"]
-    assert [kind.is_host for kind in kinds.values()] == [True, False, False]
-    assert [kind.needs_gpu for kind in kinds.values()] == [False, True, False]
-    assert [kind.memory_bytes_per_ns for kind in kinds.values()] == [5.0, 1000.0, 5.0]
-    assert not any(kind.is_simulated for kind in kinds.values())
-    simulated = HardwareName.parse("simulated:h100")
-    assert simulated.kind.is_simulated and simulated.kind.compute_device == "cuda"
-    assert not simulated.kind.is_host and not simulated.kind.needs_gpu
-    assert profile_of(simulated) == gpu_profile("h100") and profile_of(HardwareName.parse("cuda: NVIDIA H100")) is None
+    kinds = [HardwareName.of(name, "").kind for name in ("cpu", "cuda", "auto", "simulated")]
+    assert [kind.compute_device for kind in kinds] == ["cpu", "cuda", "cuda", "cuda"]
+    assert [(kind.is_host, kind.needs_gpu, kind.is_simulated) for kind in kinds] == [
+        (True, False, False), (False, True, False), (False, False, False), (False, False, True),
+    ]  # fmt: skip
+    assert profile_of(H200) == gpu_profile("h200") and profile_of(REAL_H200) is None
     assert is_simulated("cuda: NVIDIA H100, simulated: h100") and not is_simulated("cuda: NVIDIA H100, cpu: EPYC")

@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.kernel_calls import Lookup
 from evenshard.price.offload import PROCESSOR_GB_S, SSD_GB_S, HostLink, host_link, offload_ms
-from evenshard.tables.reuse import power_law_reuse_bins
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE
 
@@ -126,38 +121,6 @@ def test_devices_of_a_host_share_its_memory_and_its_ssds() -> None:
 
 
 KERNELS_OUTSIDE = (FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    kernel=st.sampled_from(KERNELS_OUTSIDE),
-    optimizer=st.sampled_from(list(STATE_NUMBERS)),
-    miss=st.floats(0.01, 0.9),
-    rows=st.sampled_from([10, 1000, 10**7]),
-    dim=st.sampled_from([4, 64, 128, 512]),
-    pooling=st.floats(0.5, 50.0),
-)
-def test_more_of_anything_is_never_faster(
-    kernel: str, optimizer: str, miss: float, rows: int, dim: int, pooling: float
-) -> None:
-    def took(miss: float, dim: int, batch_size: int, optimizer: str, link: HostLink) -> np.ndarray:
-        bins = power_law_reuse_bins(rows, pooling * BATCH, 1.05)
-        table = Table("t", rows, dim, pooling, bins)
-        return np.array(offload_ms([Lookup(table, batch_size, optimizer)], Storage(kernel), miss, link))
-
-    known = HostLink(memory_gb_s=80.0)
-    base = took(miss, dim, BATCH, optimizer, known)
-    assert (base > 0).all()
-    for more in (
-        took(miss + 0.1, dim, BATCH, optimizer, known),
-        took(miss, 2 * dim, BATCH, optimizer, known),
-        took(miss, dim, 2 * BATCH, optimizer, known),
-        took(miss, dim, BATCH, "adam", known),
-        took(miss, dim, BATCH, optimizer, replace(known, memory_gb_s=40.0)),
-        took(miss, dim, BATCH, optimizer, replace(known, host_gb_s=25.0)),
-        took(miss, dim, BATCH, optimizer, replace(known, ssd_gb_s=known.ssd_gb_s / 2)),
-    ):
-        assert (more >= base * (1 - 1e-12)).all()
 
 
 def test_tables_that_nobody_looks_up_cost_nothing() -> None:

@@ -130,12 +130,7 @@ def test_changes_of_one_chain_that_touch_other_devices_are_made_at_once() -> Non
 
 @pytest.mark.parametrize(
     ("kinds", "nodes", "rel", "room_bytes"),
-    [
-        ((H200,), 1, 1e-4, 10**8),
-        ((H200, A100), 2, 1e-4, 2**33),
-        ((H200,), 2, 1e-4, 10**8),
-        ((LEARNED,), 1, 1e-5, 10**8),
-    ],
+    [((H200,), 1, 1e-4, 10**8), ((H200, A100), 2, 1e-4, 2**33), ((LEARNED,), 1, 1e-5, 10**8)],
 )
 def test_chains_take_what_is_predicted_of_their_parts(
     kinds: tuple[str, ...], nodes: int, rel: float, room_bytes: int

@@ -103,13 +103,6 @@ def test_pinned_tables_are_placed_first() -> None:
     assert Placement.of(of_task, parts_of_start(starts, one)).device_of_table == (1, 1, 0)
 
 
-def test_devices_get_tables_as_long_as_they_have_memory() -> None:
-    """Eight tables of one size on four devices with memory for two each, whatever their work."""
-    starts = starts_of(costs_of(EIGHT, room_bytes=int(2.1 * EIGHT[0].size_bytes)))
-    one = placed(starts, whole(starts))
-    assert one.overflow == 0 and np.bincount(one.place_GS[:, 0]).tolist() == [2] * 4
-
-
 def test_each_class_of_widths_has_devices_of_its_own() -> None:
     """Narrow tables on the first devices, wide ones on the last, with an equal share of the work each."""
     tables = tuple(Table(f"t{at}", 10**5, (128, 16)[at % 2], 8.0) for at in range(16))

@@ -13,7 +13,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.moves import EarlierPlacement
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_part
+from evenshard.placement.parts import USUAL_KERNELS, TablePart, whole_part
 from evenshard.placement.placement import check_sharding, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import TableLimits
@@ -100,29 +100,6 @@ def places_of(moves: Moves, *choices: tuple[int, Choice]) -> tuple[Indices, Indi
     """Options and places of choices of groups as arrays."""
     edits = edits_of(moves.table, [{group: choice} for group, choice in choices])
     return edits.option_E, edits.place_ES
-
-
-def test_moves_are_counted_by_shard_with_state_and_replicas_that_go_are_free() -> None:
-    one = Table("a", 1000, 64, 1.0)
-    costs = costs_of([one], 2, optimizer="adam")
-    space = SearchSpace(costs)
-    whole = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0,))], 2, "adam")
-    replica = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0, 1))], 2)
-    number = {option.sharding_type: n for n, option in reversed(list(enumerate(space.options(0))))}
-    moves = Moves(space, whole)
-    each = 1000 * 64 * 4 * 3  # Adam has two numbers for each weight
-    expected = {
-        Choice(number["table_wise"], (0,)): 0,
-        Choice(number["table_wise"], (1,)): each,
-        Choice(number["row_wise"]): each // 2,
-        Choice(number["column_wise"], (1, 0)): each // 2,
-        Choice(number["data_parallel"]): each,
-    }
-    found = moves.count_bytes(*places_of(moves, *((0, choice) for choice in expected)))
-    assert found.tolist() == list(expected.values())
-    assert moves.home_G.tolist() == [number["table_wise"]]
-    of_replica = Moves(space, replica)
-    assert of_replica.count_bytes(*places_of(of_replica, (0, Choice(number["table_wise"], (1,))))).tolist() == [0]
 
 
 def test_chains_know_the_moved_bytes_of_changes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import USUAL_KERNELS
 from evenshard.placement.placement import check_sharding
-from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TABLE_WISE
+from evenshard.placement.sharding import TABLE_COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import TableLimits
 from evenshard.search.annealing import _keep_apart
 from evenshard.search.chains import Chains
@@ -19,7 +19,6 @@ from evenshard.search.greedy import GreedyStarts
 from evenshard.search.proposals import Proposals
 from evenshard.search.sharding_option import Choice, Edits, choices_from
 from evenshard.search.space import parts_of
-from evenshard.tables.table import Table
 from support.constraint_builders import only
 from support.search_builders import FOUR, GB, TWO_NODES, costs_of, some_tables, starts_of
 
@@ -128,19 +127,6 @@ def test_every_kind_of_change_is_drawn() -> None:
     common = ("move", "swap", "option", "move with ejection", "option with ejection", "other memory")
     assert all(kinds[kind] > 20 for kind in common), kinds
     assert kinds["other memory, two groups"] and kinds["trade of all places"], kinds
-
-
-def test_options_are_copied_from_other_groups() -> None:
-    """Of seven equal tables, six are cut in four: so is the last one in about half of its new options."""
-    of = starts_of(costs_of([Table(f"t{at}", 10**6, 64, 20.0) for at in range(7)]))
-    option_NG = of.choose_options(frozenset({COLUMN_WISE}), lane=16)[None]
-    wanted = of.table.shape_O[option_NG[0, 0]]
-    option_NG[0, -1] = of.choose_options(frozenset({TABLE_WISE}))[-1]
-    chains = Chains(of.space, option_NG, of.placer.place(option_NG, np.zeros(1, dtype=bool)))
-    _, edits = Proposals(of.placer, np.random.default_rng(0)).draw(chains, 2_000)
-    new = edits.option_E[(edits.group_E == 6) & (edits.option_E != option_NG[0, -1])]
-    assert of.table.count_O[option_NG[0, 0]] == 4
-    assert len(new) > 20 and (of.table.shape_O[new] == wanted).mean() > 0.4
 
 
 def test_large_changes_take_all_groups_of_a_type_or_all_small_ones() -> None:

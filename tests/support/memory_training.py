@@ -1,37 +1,23 @@
-"""A TorchRec model that two ranks train on the CPU, and the peak of each one's memory.
-
-Started as a command, this module is a rank. Peaks are above a baseline that has trained the same plan with few rows.
-"""
+"""A TorchRec model that a rank trains on the CPU, with tables of equal sizes, each sharded in its own way."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import TablePart, cut_rows, whole_part
-from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
+from evenshard.placement.parts import TablePart
 from evenshard.tables.table import Table
 from evenshard.torchrec import tables_of
 from evenshard.torchrec.plan.plans import plan_of_parts
-from support.builders import column_parts
 
-# What is freed is given back: resident memory is what lives.
-GLIBC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-STEPS, DIM = 4, 64
+MACHINE, DIM, STEPS = Nodes.one_node(2), 64, 4
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Tables of equal sizes, each sharded in its way, and dense layers of 1,024 x 1,024; lookups are on average."""
+    """What is trained: the ways of its tables, lookups a sample on average, and dense layers of 1,024 x 1,024."""
 
     ways: tuple[str, ...]
     rows: int
@@ -42,40 +28,36 @@ class Setting:
     dense: int
 
 
-def model_of(setting: Setting) -> Any:
-    """The model, on the meta device; its output is the loss."""
+def model_of(setting: Setting) -> tuple[Any, tuple[Table, ...], tuple[TablePart, ...]]:
+    """The model on the meta device, whose output is the loss, its tables and their parts."""
     import torch
-    from torch import nn
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+    from support.torchrec_training import in_parts
+
     names, meta = [f"t{number}" for number in range(len(setting.ways))], torch.device("meta")
 
-    class Model(nn.Module):
+    class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             tables = [EmbeddingBagConfig(setting.rows, DIM, name=name, feature_names=[name]) for name in names]
             self.tables = EmbeddingBagCollection(tables=tables, device=meta)
-            self.over = nn.Linear(DIM * len(tables), 4, device=meta)
-            self.dense = nn.Sequential(*[nn.Linear(1024, 1024, device=meta) for _ in range(setting.dense)])
+            self.over = torch.nn.Linear(DIM * len(tables), 4, device=meta)
+            self.dense = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, device=meta) for _ in range(setting.dense)])
 
         def forward(self, features: Any) -> Any:
             loss = self.over(self.tables(features).values()).square().mean()
             loss = loss + self.dense(torch.ones(1, 1024)).square().mean()
             return loss if setting.pipeline == "none" else (loss, loss.detach())
 
-    return Model()
-
-
-def placed(setting: Setting, model: Any) -> tuple[tuple[Table, ...], Sequence[TablePart]]:
-    """The model's tables and their parts: halves of columns, rows, replicas, or whole tables by turns."""
-    tables = tables_of(model, {f"t{number}": float(setting.lookups) for number in range(len(setting.ways))})
-    parts: list[TablePart] = []
-    for number, (table, way) in enumerate(zip(tables, setting.ways, strict=True)):
-        halves = [replace(half, devices=(at,)) for at, half in enumerate(column_parts(table, (DIM // 2,)))]
-        cut = {COLUMN_WISE: halves, ROW_WISE: cut_rows(table, range(2)), DATA_PARALLEL: [whole_part(table, (0, 1))]}
-        parts += cut.get(way, [whole_part(table, (number % 2,))])
-    return tuple(tables), parts
+    tables = tables_of(Model(), {name: float(setting.lookups) for name in names})
+    ways = zip(tables, setting.ways, strict=True)
+    return (
+        Model(),
+        tuple(tables),
+        tuple(part for at, (table, way) in enumerate(ways) for part in in_parts(table, way, MACHINE, at % 2)),
+    )
 
 
 def train(setting: Setting, rank: int) -> None:
@@ -86,12 +68,12 @@ def train(setting: Setting, rank: int) -> None:
     from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    meta, cpu, rng = model_of(setting), torch.device("cpu"), torch.Generator().manual_seed(rank)
-    tables, parts = placed(setting, meta)
-    fused = {"optimizer": EmbOptimType(setting.optimizer), "learning_rate": 0.1}
-    sharders: list[Any] = [EmbeddingBagCollectionSharder(fused)]
-    plan = plan_of_parts(parts, tables, meta, Nodes.one_node(2), "cpu", {})
-    model = DistributedModelParallel(meta, plan=plan, device=cpu, sharders=sharders)
+    (meta, tables, parts), cpu, rng = model_of(setting), torch.device("cpu"), torch.Generator().manual_seed(rank)
+    sharders: Sequence[Any] = [
+        EmbeddingBagCollectionSharder({"optimizer": EmbOptimType(setting.optimizer), "learning_rate": 0.1})
+    ]
+    plan = plan_of_parts(parts, tables, meta, MACHINE, "cpu", {})
+    model = DistributedModelParallel(meta, plan=plan, device=cpu, sharders=list(sharders))
     in_backward = set(model.fused_optimizer.params)
     optimizer = torch.optim.Adam([one for name, one in model.named_parameters() if name not in in_backward], lr=0.01)
 
@@ -101,53 +83,12 @@ def train(setting: Setting, rank: int) -> None:
         values = torch.empty(int(lengths.sum()), dtype=torch.int64).random_(0, setting.rows, generator=rng)
         return KeyedJaggedTensor.from_lengths_sync([table.name for table in tables], values, lengths)
 
-    if setting.pipeline == "sparse_dist":
-        pipeline, batches = TrainPipelineSparseDist(model, optimizer, cpu), (features() for _ in range(STEPS))
-        for _ in range(STEPS):
-            pipeline.progress(batches)
-        return
+    batches = (features() for _ in range(STEPS))
+    pipeline = TrainPipelineSparseDist(model, optimizer, cpu)
     for _ in range(STEPS):
+        if setting.pipeline == "sparse_dist":
+            pipeline.progress(batches)
+            continue
         optimizer.zero_grad()
-        model(features()).backward()
+        model(next(batches)).backward()
         optimizer.step()
-
-
-def resident_bytes(what: str) -> int:
-    """Of this process: VmRSS now, VmHWM at its peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
-
-
-def process(rank: int, setting: Setting, folder: Path) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    os.environ["LOCAL_WORLD_SIZE"] = "2"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    train(replace(setting, rows=64, batch_size=16, dense=1), rank)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    baseline = resident_bytes("VmRSS")
-    train(setting, rank)
-    (folder / f"peak-{rank}").write_text(str(resident_bytes("VmHWM") - baseline))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def measured_peaks(setting: Setting, folder: Path) -> list[int]:
-    """Of both ranks, bytes."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **GLIBC}
-    command = [sys.executable, "-W", "ignore", "-m", "support.memory_training", json.dumps(asdict(setting))]
-    ranks = [subprocess.Popen([*command, str(rank), str(folder)], env=env) for rank in range(2)]
-    try:
-        assert [one.wait(timeout=600) for one in ranks] == [0, 0]
-    finally:
-        for one in ranks:
-            one.kill()
-    return [int((folder / f"peak-{rank}").read_text()) for rank in range(2)]
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[2]), Setting(**json.loads(sys.argv[1])), Path(sys.argv[3]))
