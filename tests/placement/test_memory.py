@@ -48,23 +48,11 @@ def test_outputs_are_sent_from_a_buffer_of_their_own() -> None:
 def test_every_kind_is_whole_many_bytes_and_so_many_for_each_column() -> None:
     table = replace(T, num_rows=999, pooling_factor=1.7, embedding_dim=64, is_weighted=True)
     for storage in (Storage(), Storage(FUSED_UVM_CACHING, 0.3), Storage(FUSED_UVM), Storage(KEY_VALUE, 0.1)):
-        for optimizer in ("rowwise_adagrad", "adam"):
-            found = [
-                part_memory(
-                    TablePart("t", Span(0, rows), Span(0, width), (0,), storage),
-                    table,
-                    num_devices=3,
-                    batch_size=1000,
-                    optimizer=optimizer,
-                    pipeline="prefetch",
-                )
-                for rows in (999, 333)
-                for width in (4, 12, 60)
-            ]
-            for narrow, middle, wide in (found[:3], found[3:]):
-                for one, two, three in zip(narrow, middle, wide, strict=True):
-                    slope, rest = divmod(two - one, 8)
-                    assert rest == 0 and three == one + 56 * slope
+        for optimizer, rows in (("rowwise_adagrad", 999), ("adam", 333)):
+            parts = [TablePart("t", Span(0, rows), Span(0, width), (0,), storage) for width in (4, 12, 60)]
+            for one, two, three in zip(*(memory(part, table, optimizer, "prefetch") for part in parts), strict=True):
+                slope, rest = divmod(two - one, 8)
+                assert rest == 0 and three == one + 56 * slope
 
 
 def test_rows_get_their_share_of_the_lookups_and_partial_sums_of_all_samples() -> None:

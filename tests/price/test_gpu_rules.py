@@ -104,9 +104,6 @@ def test_a_data_sheet_becomes_a_profile_that_places(capsys: pytest.CaptureFixtur
     assert found.constants["num_sms"].source == "data sheet: its box"
     assert found.constants["hbm_gb_s"].source == "data sheet: gpu.yaml"
     assert gpu_profile("gpu_profile.yaml") == gpu_profile("gpu.yaml"), "a sheet is a profile too"
-    Path("t.yaml").write_text("- {name: a, num_rows: 1000000, embedding_dim: 64, pooling_factor: 20}\n")
-    words = ["place", "t.yaml", "--devices", "2", "--hardware", "simulated:gpu_profile.yaml", "-o", "placement.json"]
-    assert main([*words, "--quiet"]) == 0 and Path("placement.json").exists()
 
 
 def test_a_bad_data_sheet_is_refused_in_one_line_and_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,14 +168,6 @@ def short_costs(
     return costs_of(tables, machine, int(room_gb * GB), "h100", **changes)
 
 
-def random_tables(count: int, seed: int) -> tuple[Table, ...]:
-    rng = np.random.default_rng(seed)
-    return tuple(
-        Table(f"t{n}", int(10 ** rng.uniform(5.5, 7)), int(rng.choice([32, 64, 128])), float(rng.choice([0.5, 2, 20])))
-        for n in range(count)
-    )
-
-
 def searched(costs: PartCosts, effort: PlanSearchEffort = SHORT) -> tuple[TablePart, ...]:
     parts = PlanSearch(costs, effort).run().best.parts
     check_sharding(costs.task, parts)
@@ -200,7 +192,7 @@ def test_without_host_memory_there_is_no_option() -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_tiny_task_that_is_short_of_memory_is_solved(seed: int) -> None:
     """Two tables on two devices with room for half of them."""
-    tables = random_tables(2, seed)
+    tables = some_tables(2, seed)
     costs = short_costs(tables, 2, 0.25 * sum(table.size_bytes for table in tables) / GB)
     space = SearchSpace(costs)
     assert space.offloads
@@ -211,7 +203,7 @@ def test_a_tiny_task_that_is_short_of_memory_is_solved(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
-    tables = random_tables(6, seed)
+    tables = some_tables(6, seed)
     size = sum(table.size_bytes for table in tables) / GB
     costs = short_costs(tables, 4, 0.15 * size, nodes=2)
     space, rng = SearchSpace(costs), np.random.default_rng(seed)
