@@ -15,7 +15,7 @@ if not Path("/proc/self/clear_refs").exists():
 
 from evenshard.placement.memory import WORKSPACE_BYTES, PartMemory, moments, part_memory, sample_memory
 from evenshard.torchrec import dense_bytes
-from support.memory_training import Setting, model_of, train
+from support.memory_training import Setting, placed, train
 from support.ranks import run_ranks
 
 WAYS = ("table_wise", "column_wise", "table_wise", "data_parallel")
@@ -29,7 +29,7 @@ def predicted_peak(setting: Setting, rank: int) -> int:
     gloo copies what it scatters and gathers of parts in rows. FBGEMM sorts the lookups of one table after the other: 6
     bytes of each one stay until the end, and 12 while its table is sorted.
     """
-    model, tables, parts = model_of(setting)
+    model, tables, parts = placed(setting)
     by_name, mine = {table.name: table for table in tables}, [part for part in parts if rank in part.devices]
     fused = "sgd" if setting.optimizer == "exact_sgd" else "rowwise_adagrad"
     sizes = [

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 from support.convex_builders import random_model
-from support.search_builders import costs_of, some_tables
+from support.search_builders import all_choices, costs_of, some_tables
 
 MACHINES = (Nodes.one_node(2), Nodes.one_node(3), Nodes(4, 2, inter="infiniband_ndr"))
 COLUMNS_ONLY = (TableLimits(frozenset({COLUMN_WISE})),)
@@ -76,13 +75,6 @@ def with_learned_price(costs: PartCosts, seed: int) -> PartCosts:
     return PartCosts(costs.task, [kind], [0] * costs.task.num_devices, costs.links, costs.pipeline)
 
 
-def choices_of_group(space: SearchSpace, group: int) -> Iterator[Choice]:
-    """Every option of a group on all of its places."""
-    for number, option in enumerate(space.options(group)):
-        for places in permutations(range(space.task.num_devices // option.span), len(option.shards)):
-            yield Choice(number, places)
-
-
 def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
     """Gives tables that may be cut by columns some more cuts, into parts of any widths."""
     for number, group in enumerate(space.groups):
@@ -98,7 +90,7 @@ def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
 
 def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
     """The costs of all placements, or of many where they are more."""
-    per_group = [list(choices_of_group(space, group)) for group in range(len(space.groups))]
+    per_group = [list(all_choices(space, group)) for group in range(len(space.groups))]
     if np.prod([len(choices) for choices in per_group]) <= MOST_PLACEMENTS:
         tried = list(product(*per_group))
     else:
