@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -49,7 +48,7 @@ def test_tables_that_are_placed_as_one_live_where_all_of_them_may_and_stay_apart
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(of_task=limited_tasks())
 def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task: ShardingTask) -> None:
     items = PackedItems.of(of_task.as_whole)
@@ -102,7 +101,7 @@ SHARDERS: list[Sharder] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharder", SHARDERS, ids=[sharder.name for sharder in SHARDERS])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(of_task=limited_tasks())
 def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: ShardingTask) -> None:
     try:
@@ -115,7 +114,7 @@ def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: Sharding
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(of_task=limited_tasks())
 def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) -> None:
     legal = legal_placements(of_task)
@@ -135,15 +134,8 @@ def test_greedy_places_what_is_pinned_first_and_groups_as_one() -> None:
     assert greedy.place(of_task).device_of_table == (1, 0, 1, 0, 1)
 
 
-def searched(model: Additive, starts: Sequence[Placement], changes: int = 2_000) -> list[Placement]:
-    """The candidates of a search, the answer first."""
-    search = PlanSearch(model.costs, PlanSearchEffort(changes))
-    result = search.run([start.parts(model.task.tables) for start in starts])
-    return [Placement.of(model.task, parts) for parts in result.candidates]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> None:
     """Seven tables on three devices: one pinned, one kept off a device, two together, three apart, unlike caps."""
     tables = some_tables(7, seed)
@@ -154,4 +146,6 @@ def test_the_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> 
     model = Additive.drawn(of_task, seed)
     *_, best = legal = sorted(legal_placements(of_task), key=model.slowest, reverse=True)
     assert model.slowest(legal[2]) > model.slowest(best)
-    assert model.slowest(searched(model, legal[:3])[0]) == pytest.approx(model.slowest(best), rel=1e-5)
+    known = [start.parts(of_task.tables) for start in legal[:3]]
+    found = PlanSearch(model.costs, PlanSearchEffort(2_000)).run(known).best.parts
+    assert model.slowest(Placement.of(of_task, found)) == pytest.approx(model.slowest(best), rel=1e-5)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from evenshard.placement.moves import EarlierPlacement, device_kinds, match_devices, shape_changes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, Storage, TablePart, cut_rows, whole_part
@@ -38,15 +36,11 @@ def test_halves_by_columns_become_halves_by_rows() -> None:
     assert (found[0].weight_bytes, found[0].state_bytes) == (HALF_BYTES, 2 * HALF_BYTES)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "moved", "kept"), [((0,), (0, 1, 2, 3), 3, 1), ((0, 1, 2, 3), (2,), 0, 1), ((0,), (3,), 1, 0)]
-)
-def test_copies_are_moved_to_devices_without_one(
-    before: tuple[int, ...], after: tuple[int, ...], moved: int, kept: int
-) -> None:
-    was = EarlierPlacement(by_table(whole_part(A, before)), TWO_NODES)
-    (found,) = was.list_overlaps([A], by_table(whole_part(A, after)), TWO_NODES)
-    assert (found.moved_bytes, found.num_kept) == (moved * A.size_bytes, kept)
+def test_copies_are_moved_to_devices_without_one() -> None:
+    for before, after, moved, kept in (((0,), (0, 1, 2, 3), 3, 1), ((0, 1, 2, 3), (2,), 0, 1), ((0,), (3,), 1, 0)):
+        was = EarlierPlacement(by_table(whole_part(A, before)), TWO_NODES)
+        (found,) = was.list_overlaps([A], by_table(whole_part(A, after)), TWO_NODES)
+        assert (found.moved_bytes, found.num_kept) == (moved * A.size_bytes, kept)
 
 
 def test_what_a_host_keeps_all_of_its_devices_have() -> None:

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evenshard.base.errors import BadFile
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import DATA_PARALLEL, ROW_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links, Volumes, exchange_times
-from evenshard.price.link import LINKS, NVLINK_GB_S, link, nvlink_by_rule
+from evenshard.price.link import NVLINK_GB_S, link, nvlink_by_rule
 from evenshard.price.link_model import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -26,7 +24,6 @@ from evenshard.price.link_model import (
     bus_factor,
     curve_at,
 )
-from evenshard.tables.reuse import FloatArray
 
 # 10 us; 20 us more for 40 KB; then 100 GB/s, 0.01 us a KB.
 BENT = Curve(ALL_TO_ALL, 2, (0.0, 40.0), (10.0, 30.0), 100.0)
@@ -103,31 +100,6 @@ def test_each_collective_takes_its_own_time(
     found = exchange_times(task, held, Links(EACH))
     assert found.forward.tolist() == pytest.approx([forward_ms] * 4)
     assert found.backward.tolist() == pytest.approx([backward_ms] * 4)
-
-
-def exchanged_ms(task: ShardingTask, held: Volumes, links: Links) -> FloatArray:
-    """[D] all exchanges of a step, one after the other."""
-    times = exchange_times(task, held, links)
-    return times.input_dist + times.forward + times.backward
-
-
-of_devices = st.lists(st.floats(0, 1e5), min_size=4, max_size=4)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.sampled_from(sorted(LINKS)), of_devices, of_devices, st.floats(0, 1e6))
-def test_no_exchange_takes_less_than_the_floor_or_than_a_mean_device(
-    name: str, sent: list[float], summed: list[float], replicated: float
-) -> None:
-    """What the search's lower bound is made of: over all devices, no less than so much for each value."""
-    task, links = ShardingTask((), Nodes.one_node(4), (10**9,) * 4, 4096), Links(LINKS[name])
-    held = Volumes(np.array(sent), np.array(summed), np.zeros(4), np.zeros(4), replicated)
-    slopes = [
-        float(exchanged_ms(task, volumes(**{kind: 1.0}), links.floor)[0])
-        for kind in ("sent", "summed", "replicated_values")
-    ]
-    least = slopes[0] * np.mean(sent) + slopes[1] * np.mean(summed) + slopes[2] * replicated
-    assert exchanged_ms(task, held, links).mean() >= least * (1 - 1e-9)
 
 
 FILE = """\
