@@ -20,7 +20,7 @@ from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_shard
 from evenshard.tables.table import Table
 from support import builders
 from support.additive_price import Additive
-from support.builders import every_placement, sized, some_tables, task, working
+from support.builders import every_placement, sized, some_tables, task
 from support.constraint_builders import any_placement, is_legal, legal_placements, limited, limited_tasks, only
 from support.convex_builders import NORMALIZER, random_model
 
@@ -124,14 +124,6 @@ def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) 
     else:
         with pytest.raises(InfeasibleTask):
             any_placement(of_task)
-
-
-def test_greedy_places_what_is_pinned_first_and_groups_as_one() -> None:
-    """Pinned 1 to device 1; then 5; the pair of 2 + 2 to the 1; 3 to the 5 or the 5, the emptier: device 0's 5."""
-    tables = working(1.0, 5.0, 2.0, 3.0, 2.0)
-    of_task = limited(task(tables, 2), allowed=(only(1), None, None, None, None), together=((2, 4),))
-    greedy = GreedySharder("by_hand", lambda one: one.pooling_factor)
-    assert greedy.place(of_task).device_of_table == (1, 0, 1, 0, 1)
 
 
 @pytest.mark.slow

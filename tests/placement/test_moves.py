@@ -55,16 +55,21 @@ def test_what_a_host_keeps_all_of_its_devices_have() -> None:
         assert (found.moved_bytes, found.num_kept) == (moved, kept)
 
 
-def old_of_new(before: Sequence[TablePart], after: Sequence[TablePart], kinds: Sequence[int]) -> list[int]:
-    found = EarlierPlacement(by_table(*before), TWO_NODES).list_overlaps([A, B], by_table(*after), TWO_NODES)
-    return match_devices(found, kinds, TWO_NODES).tolist()
+def old_of_new(
+    before: Sequence[TablePart], after: Sequence[TablePart], kinds: tuple[int, ...] = (0,), machine: Nodes = TWO_NODES
+) -> list[int]:
+    found = EarlierPlacement(by_table(*before), machine).list_overlaps([A, B], by_table(*after), machine)
+    return match_devices(found, kinds * (machine.num_devices // len(kinds)), machine).tolist()
 
 
 def test_names_of_devices_are_traded_within_a_kind_and_with_their_neighbours() -> None:
     apart = [whole_part(A, (3,)), whole_part(B, (0,))]
-    assert old_of_new(apart, [whole_part(A, (0,)), whole_part(B, (2,))], [0] * 4) == [3, 2, 0, 1]
-    assert old_of_new(apart, [whole_part(A, (0,)), whole_part(B, (2,))], [0, 0, 1, 1]) == [0, 1, 2, 3]
-    assert old_of_new(apart, [whole_part(A, (0,)), whole_part(B, (1,))], [0] * 4) == [3, 2, 0, 1]  # the larger one
+    assert old_of_new(apart, [whole_part(A, (0,)), whole_part(B, (2,))]) == [3, 2, 0, 1]
+    assert old_of_new(apart, [whole_part(A, (0,)), whole_part(B, (2,))], (0, 0, 1, 1)) == [0, 1, 2, 3]
+    together = [whole_part(A, (0,)), whole_part(B, (1,))]
+    assert old_of_new(apart, together) == [3, 2, 0, 1]  # the larger one
+    pods = Nodes(8, 2, nodes_per_domain=2, inter="ib_400g")
+    assert old_of_new([whole_part(A, (2,)), whole_part(B, (0,))], together, (0,), pods) == [2, 3, 0, 1, 4, 5, 6, 7]
 
 
 def test_devices_are_of_one_kind_where_room_hosts_and_allowed_tables_are_the_same() -> None:

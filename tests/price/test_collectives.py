@@ -108,6 +108,8 @@ def test_a_whole_table_by_hand() -> None:
     found = times_of(whole(T, 0))
     assert moved_by(found.forward) == [0.128 + 2.56, 0.128, 1.28, 1.28] == moved_by(found.backward)
     assert moved_by(found.input_dist) == [0.088 + 1.76, 0.088, 0.88, 0.88]
+    faster = times_of(whole(T, 0), links=Links(replace(FAST, forward_share=0.5), SLOW))
+    assert moved_by(faster.forward) == (found.forward / 2).tolist()
 
 
 def test_columns_are_exchanged_as_narrow_tables_but_all_lookups_go_to_each() -> None:

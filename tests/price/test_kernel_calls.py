@@ -51,13 +51,6 @@ def test_bags_of_a_sequence_are_samples_and_a_model_of_pooled_lookups_sees_bags_
     assert Lookup(PLAIN, 64).pooled == Lookup(PLAIN, 64)
 
 
-def test_sequences_of_several_features_are_one_table_of_the_samples_of_each() -> None:
-    """Whose rows they share: what is distinct is so among all their lookups."""
-    both = replace(SEQUENCE, feature_pooling_factors=(3.0, 0.25))
-    assert split_features(both, 64) == (Lookup(replace(SEQUENCE, pooling_factor=1.625), 128),)
-    assert split_features(both, 64)[0].pooled == split_features(SEQUENCE, 64)[0].pooled
-
-
 def test_a_part_with_a_cache_is_looked_up_in_it() -> None:
     for storage, is_cached in ((Storage(FUSED_UVM), False), (Storage(FUSED_UVM_CACHING, 0.1), True)):
         (found,) = part_lookups(replace(part(PLAIN, (0,)), storage=storage), PLAIN, task_of(PLAIN))

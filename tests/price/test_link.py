@@ -15,7 +15,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links, Volumes, all_to_all_ms, exchange_times
-from evenshard.price.link import ALIASES, LINKS, is_modelled, link, link_name, resolve_link, warn_beyond_span
+from evenshard.price.link import ALIASES, LINKS, link, link_name, resolve_link, warn_beyond_span
 from evenshard.price.link_model import Link
 from support.truth import truth_file
 
@@ -129,10 +129,6 @@ def test_more_devices_than_a_link_connects_are_told() -> None:
     assert said.startswith("16 devices are priced as one node, with 309 GB/s per device and direction, ")
     assert "but nvlink_h200 connects only 8 devices. Communication between nodes is slower" in said
     assert warn_beyond_span("nvlink_h200", 8) is None and warn_beyond_span("nvlink_h200", 9) is not None
-
-
-def test_what_really_exchanged_is_not_modelled() -> None:
-    assert [is_modelled(name) for name in ("gloo", "nccl", "ethernet_25g", "mine.yaml")] == [False, False, True, True]
 
 
 def assert_evidence(found: Link, errors: np.ndarray, num_held_out: int) -> None:

@@ -137,8 +137,13 @@ def test_placements_beyond_the_memory_are_never_noted() -> None:
     assert annealed(of, start, note=note)[-1].cost_N.tolist() == pytest.approx([6.5])
 
 
-def test_without_heat_the_energy_never_rises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_energy_rises_with_heat_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """5 + 4 against 3 + 3 ends with the 4 in the place of a 3."""
+    hot: list[float] = []
+    of, phase = additive(), ((1.0, None, 0.0, 1.0),)
+    monkeypatch.setattr(annealing, "HEAT", 1.0)
+    annealed(of, chains_at(of, (0, 0, 1, 1)), 600, lambda chains, best: hot.extend(energies(chains)), phase)
+    assert hot != sorted(hot, reverse=True)
     for name, value in (("HEAT", 0.0), ("COOLEST_START", 1e-12), ("END", 1e-12)):
         monkeypatch.setattr(annealing, name, value)
     of, found = additive(), []

@@ -38,7 +38,7 @@ from support.search_builders import (
 
 # By hand: the costliest is the last one, the first one is small.
 BY_HAND = (
-    Table("small", 100, 64, 1.0),
+    Table("small", 625, 16, 1.0),
     Table("cold", 10**6, 64, 2.0),
     Table("warm", 10**6, 64, 80.0),
     Table("hot", 10**6, 64, 200.0),
@@ -177,3 +177,9 @@ def test_half_of_the_chosen_starts_are_rules_of_thumb_and_families_differ() -> N
     assert sum(bool(one.start.cuts) for one in chosen) == 3
     assert {one.start.family for one in select_starts(found, len(families))} == families.keys()
     assert select_starts([], 3) == []
+
+
+def test_the_costliest_tables_are_in_rows_beside_the_best_limits() -> None:
+    starts = starts_of(costs_of(BY_HAND))
+    one = next(one for one in starts.make_all() if one.start.family.startswith("1 row_wise in 1 beside"))
+    assert types_of(starts.space.task, parts_of_start(starts, one))["hot"] == ROW_WISE

@@ -20,18 +20,18 @@ from evenshard.placement.task import TableLimits
 from evenshard.price.loads import Indices
 from evenshard.price.step import PartCosts
 from evenshard.search.chains import Chains
-from evenshard.search.moves import Moves
+from evenshard.search.moves import BEYOND, PRICE, Moves
 from evenshard.search.near_placement import ALIKE, NearResult, NearSearch
 from evenshard.search.placer import GreedyPlacer
 from evenshard.search.proposals import Proposals
 from evenshard.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
-from evenshard.search.sharding_option import Choice, edits_of
-from evenshard.search.space import SearchSpace, parts_of, parts_of_group
+from evenshard.search.sharding_option import Choice, arrays_of, edits_of
+from evenshard.search.space import SearchSpace, choices_of, parts_of, parts_of_group
 from evenshard.tables.table import Table
 from support import search_builders
 from support.search_builders import GB, some_tables
 
-SHORT = PlanSearchEffort(changes=20_000)
+SHORT = PlanSearchEffort(changes=8_000)
 WHOLE = TableLimits(frozenset({TABLE_WISE}))
 
 
@@ -120,6 +120,9 @@ def test_chains_know_the_moved_bytes_of_changes() -> None:
         assert chains.moved_N.tolist() == moved_M.tolist()
     anew = chains.with_placements(chains.option_NG, chains.place_NGS)
     assert anew.moved_N.tolist() == chains.moved_N.tolist() != [0, 0, 0]
+    moves.most_bytes, moves.all_bytes = 10, 40
+    weights = [PRICE * 5 / 40, PRICE * 20 / 40 + 3.0 * (10 / 40 + BEYOND)]
+    assert moves.weigh(np.array([5, 20]), overflow=3.0).tolist() == pytest.approx(weights)
 
 
 def test_of_placements_that_take_as_long_the_one_that_moves_less_is_the_answer() -> None:
@@ -167,3 +170,20 @@ def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None
         for group, choice in found
     ]
     assert moves.count_bytes(*places_of(moves, *found)).tolist() == expected
+
+
+def test_tables_that_are_to_stay_apart_now_part_with_the_fewest_bytes() -> None:
+    tables = [table("a", 1), table("b", 0.5), table("c", 2)]
+    before = earlier(placed(tables, (0, 0, 1)), 2)
+    _, found = near(costs_of(tables, 2, WHOLE, apart=((0, 1),)), before, 0.5 * GB)
+    assert {part.table: part.device for part in found.best.parts} == {"a": 0, "b": 1, "c": 1}
+
+
+def test_groups_return_home_as_far_as_the_bound_demands() -> None:
+    tables = [table(name, 1) for name in "abcd"]
+    search, before = PlanSearch(costs_of(tables, 2, WHOLE), SHORT), earlier(placed(tables, (0,) * 4), 2)
+    one, space = NearSearch(search, before), search.space
+    one._moves = Moves(space, before)
+    away = arrays_of(space.table, choices_of(space, placed(tables, (1,) * 4)) or [])
+    moved = [one._bytes(one._return_home(away, bound)) for bound in (0, 2.5 * GB, 4.5 * GB)]
+    assert [round(size / GB) for size in moved] == [0, 2, 4]

@@ -9,7 +9,7 @@ import pytest
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import FUSED, FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart, whole_part
+from evenshard.placement.parts import FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart, whole_part
 from evenshard.placement.placement import Placement, check_sharding
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_ROW_WISE, TABLE_WISE
 from evenshard.placement.task import TableLimits, used_bytes
@@ -36,7 +36,7 @@ from support.search_builders import (
 
 pytestmark = pytest.mark.full_search
 
-SHORT, QUICK = PlanSearchEffort(4_000), PlanSearchEffort(20_000)
+SHORT, QUICK = PlanSearchEffort(4_000), PlanSearchEffort(10_000)
 TWO = Nodes.one_node(2)
 
 
@@ -50,7 +50,9 @@ def test_a_tiny_task_is_solved(count: int, machine: Nodes) -> None:
 
 
 def test_candidates_are_distinct_legal_and_sorted_after_the_answer() -> None:
-    costs = costs_of(some_tables(8))
+    limits = [TableLimits()] * 8
+    limits[:2] = TableLimits(devices=frozenset({2})), TableLimits(min_columns=128)
+    costs = costs_of(some_tables(8), TWO_NODES, limits=tuple(limits), together=((3, 4),), apart=((5, 6, 7),))
     found = PlanSearch(costs, SHORT).run()
     assert found.candidates[0] == found.best.parts
     assert 1 < len(found.candidates) == len(set(found.candidates))
@@ -110,16 +112,6 @@ def test_only_allowed_types_are_used(allowed: str) -> None:
     assert set(types_of(costs.task, PlanSearch(costs, SHORT).run().best.parts).values()) == {allowed}
 
 
-def test_rules_hold() -> None:
-    tables = some_tables(8)
-    limits = [TableLimits() for _ in tables]
-    limits[0] = TableLimits(devices=frozenset({2}))
-    limits[1] = TableLimits(min_columns=tables[1].embedding_dim)
-    costs = costs_of(tables, TWO_NODES, limits=tuple(limits), together=((3, 4),), apart=((5, 6, 7),))
-    for parts in PlanSearch(costs, SHORT).run().candidates:
-        check_sharding(costs.task, parts)
-
-
 def test_progress_tells_falling_times_and_rising_shares() -> None:
     told: list[tuple[float, float]] = []
     costs = costs_of(some_tables(8))
@@ -174,12 +166,6 @@ def searched(costs: PartCosts, effort: PlanSearchEffort = SHORT) -> tuple[TableP
     return parts
 
 
-def test_what_is_looked_up_often_stays_in_device_memory() -> None:
-    kept = {part.table: part.storage for part in searched(short_costs((HOT, COLD), 1, 1.2))}
-    assert kept["hot"].kernel == FUSED
-    assert kept["cold"].kernel != FUSED
-
-
 def test_without_host_memory_there_is_no_option() -> None:
     costs = short_costs((HOT, COLD), 1, 1.2)
     alone = replace(costs.task, machine=replace(costs.task.machine, host_bytes=()))
@@ -196,7 +182,7 @@ def test_a_tiny_task_that_is_short_of_memory_is_solved(seed: int) -> None:
     costs = short_costs(tables, 2, 0.25 * sum(table.size_bytes for table in tables) / GB)
     space = SearchSpace(costs)
     assert space.offloads
-    assert PlanSearch(costs, PlanSearchEffort(20_000)).run().best.predicted_ms == pytest.approx(
+    assert PlanSearch(costs, PlanSearchEffort(10_000)).run().best.predicted_ms == pytest.approx(
         least_ms(space), rel=1e-6
     )
 

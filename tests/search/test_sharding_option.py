@@ -44,7 +44,7 @@ def means_costs(seed: int, allow: bool = False) -> PartCosts:
 def test_means_go_in_rows_as_a_whole_or_not_at_all() -> None:
     """Of a collection with means in rows, no table has another type; that holds for all candidates."""
     num_in_rows = 0
-    for seed in range(8):
+    for seed in range(5):
         task, found = means_costs(seed).task, PlanSearch(means_costs(seed, allow=True), SHORT).run()
         for parts in found.candidates:
             check_sharding(task, parts)
@@ -55,7 +55,7 @@ def test_means_go_in_rows_as_a_whole_or_not_at_all() -> None:
             assert cut == row_wise_means(task, by_table)
             assert {one.name for one in task.tables if one.collection in cut} <= in_rows
         num_in_rows += bool(row_wise_means(task, parts_by_table(task, found.best.parts)))
-    assert 1 <= num_in_rows <= 7
+    assert 1 <= num_in_rows <= 4
 
 
 @pytest.mark.parametrize("seed", range(2))
