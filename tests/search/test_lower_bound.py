@@ -98,7 +98,7 @@ def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
     return chains_of(space, tried).cost_N
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 7))])
 def test_no_placement_of_a_tiny_task_is_below_the_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(10):
