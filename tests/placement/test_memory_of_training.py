@@ -76,7 +76,6 @@ def measured_peaks(rank: int, out: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_the_peak_of_real_training_is_within_10_percent(tmp_path: Path) -> None:
-    """Of every way but rows, and of rows with the inputs of three batches."""
     for rank, peaks in enumerate(run_ranks(measured_peaks, 2, tmp_path, LOCAL_WORLD_SIZE="2")):
         for setting, measured in zip((MIXED, ROWS), peaks, strict=True):
             assert measured > 80 * 1024**2

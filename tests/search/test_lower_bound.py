@@ -11,7 +11,7 @@ import torch
 
 from evenshard.placement.memory import PIPELINES
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE
+from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE, USUAL_KERNELS
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, GRID_SHARD, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links
@@ -23,7 +23,7 @@ from evenshard.price.step_time import LARGEST_SUM
 from evenshard.search.bound_lines import price_bounds
 from evenshard.search.chains import chains_of
 from evenshard.search.device_times import CutBounds, least_sums
-from evenshard.search.lower_bound import lower_bound_ms
+from evenshard.search.lower_bound import _least_offload, lower_bound_ms
 from evenshard.search.sharding_option import Choice
 from evenshard.search.space import SearchSpace
 from evenshard.sharders.cost_model.price import LearnedPrice
@@ -180,3 +180,13 @@ def test_a_table_that_decides_waits_for_the_exchanges_of_all() -> None:
     space = SearchSpace(costs_of(tables, Nodes.one_node(2), profile="h100", limits=whole, pipeline="base"))
     best_ms = float(costs_ms(space, np.random.default_rng(0)).min())
     assert 0.94 * best_ms < lower_bound_ms(space) <= best_ms
+
+
+def test_a_cache_of_any_size_takes_no_less_than_is_counted_for_the_next_smaller_one() -> None:
+    machine = Nodes(1, 1, host_bytes=(2**36,))
+    space = SearchSpace(costs_of([Table("t", 2**21, 128, 40.0)], machine, 2**29, kernels=USUAL_KERNELS))
+    storages = [option.storage for option in space.options(0)]
+    order = [at for _, at in sorted((one.load_factor, at) for at, one in enumerate(storages) if one.is_cached)]
+    bytes_W, *times_W = _least_offload(space, np.ones(len(storages)))
+    assert bytes_W[order].tolist() == [0.0] + [1.0] * (len(order) - 1)
+    assert all(took_W[order[-1]] == 0 < took_W[order[0]] for took_W in times_W)

@@ -11,7 +11,7 @@ from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart, whole_part
 from evenshard.placement.placement import Placement, check_sharding
-from evenshard.placement.sharding import COLUMN_WISE, TABLE_ROW_WISE, TABLE_WISE
+from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import TableLimits, used_bytes
 from evenshard.price.step import PartCosts
 from evenshard.search.annealing import UNUSUAL
@@ -31,7 +31,6 @@ from support.search_builders import (
     parts_of_start,
     some_tables,
     starts_of,
-    types_of,
 )
 
 pytestmark = pytest.mark.full_search
@@ -42,7 +41,6 @@ TWO = Nodes.one_node(2)
 
 @pytest.mark.parametrize(("count", "machine"), [(4, TWO), (3, Nodes.one_node(3)), (2, TWO_NODES)])
 def test_a_tiny_task_is_solved(count: int, machine: Nodes) -> None:
-    """None is below the bound."""
     costs = costs_of(some_tables(count), machine)
     space, found_ms = SearchSpace(costs), PlanSearch(costs, QUICK).run().best.predicted_ms
     assert found_ms == pytest.approx(least_ms(space), rel=1e-6)
@@ -103,13 +101,6 @@ def test_the_only_packing_that_fits_is_found() -> None:
     for part in parts:
         on.setdefault(part.device, []).append(part.rows.size // 10**5)
     assert sorted(on.values()) == [[3, 3], [4, 2], [5, 1]]
-
-
-@pytest.mark.parametrize("allowed", [COLUMN_WISE, TABLE_ROW_WISE])
-def test_only_allowed_types_are_used(allowed: str) -> None:
-    tables = some_tables(5)
-    costs = costs_of(tables, TWO_NODES, limits=of_types(tables, allowed))
-    assert set(types_of(costs.task, PlanSearch(costs, SHORT).run().best.parts).values()) == {allowed}
 
 
 def test_progress_tells_falling_times_and_rising_shares() -> None:
