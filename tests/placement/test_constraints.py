@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.placement.moves import device_kinds
-from evenshard.placement.placement import (
-    Placement,
-    canonical_devices,
-    check_placement,
-    common_device_mask,
-    separation_groups,
-)
+from evenshard.placement.placement import Placement, check_placement, common_device_mask, separation_groups
 from evenshard.placement.task import ShardingTask
-from evenshard.search.infeasibility import find_reason, no_device_error
+from evenshard.search.infeasibility import find_reason
 from evenshard.search.items import FreeMemory, PackedItems
 from evenshard.search.search import PlanSearch, PlanSearchEffort
-from evenshard.sharders.autoshard.env import AutoShardCostNet, BalanceEnv
-from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, drop_duplicates
-from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, legal_mask_BTD, rollout
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.learned import Sharder
-from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders, random_placement
+from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders
 from evenshard.tables.table import Table
 from support import builders
 from support.additive_price import Additive
-from support.builders import every_placement, sized, some_tables, split_by, table, task, working
+from support.builders import every_placement, sized, some_tables, task
 from support.constraint_builders import any_placement, is_legal, legal_placements, limited, limited_tasks, only
-from support.convex_builders import NORMALIZER, predicted_ms, random_model
+from support.convex_builders import NORMALIZER, random_model
 
 pytestmark = pytest.mark.full_search
 
 MODEL = random_model()
-QUICK = SearchConfig(num_rollouts=4, scores_per_table=400)
 HASTY = SearchConfig(num_rollouts=2, scores_per_table=60)
 
 
@@ -50,9 +36,6 @@ def weight(one: Table) -> float:
 
 def policy() -> DreamShardSharder:
     return DreamShardSharder(builders.cost_net(), builders.policy(), NORMALIZER)
-
-
-# The rule ------------------------------------------------------------------------------------------------------------
 
 
 def test_tables_that_are_placed_as_one_live_where_all_of_them_may_and_stay_apart_from_what_any_must() -> None:
@@ -65,7 +48,7 @@ def test_tables_that_are_placed_as_one_live_where_all_of_them_may_and_stay_apart
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(of_task=limited_tasks())
 def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task: ShardingTask) -> None:
     items = PackedItems.of(of_task.as_whole)
@@ -98,33 +81,6 @@ def test_items_join_groups_that_share_a_table_and_add_up_what_they_take() -> Non
     assert room.left_D.tolist() == [100, 12]
 
 
-def test_tables_together_may_only_live_where_all_of_them_may() -> None:
-    limits = {"together": ((0, 2),), "allowed": (only(0, 1), None, only(1, 2), only(0, 1, 2))}
-    items = PackedItems.of(limited(task(sized(1, 1, 1, 1), devices=3), **limits).as_whole)
-    assert items.allowed_ID.tolist() == [[False, True, False], [True] * 3, [True] * 3]
-
-
-def test_devices_are_of_one_kind_where_room_and_allowed_items_are_the_same() -> None:
-    of_task = task(sized(1, 1), devices=4)
-    assert device_kinds(limited(of_task, room_bytes=(8, 9, 8, 8))) == [0, 1, 0, 0]
-    assert device_kinds(limited(of_task, allowed=(None, only(0, 3)))) == [0, 1, 1, 0]
-    assert device_kinds(limited(of_task, together=((0, 1),))) == [0, 0, 0, 0]
-    assert canonical_devices([3, 1, 3, 2, 0], [0, 1, 1, 0]) == [0, 1, 0, 2, 3]
-
-
-def test_what_is_broken_is_said_in_words() -> None:
-    limits = {"allowed": (only(1), None, None), "together": ((1, 2),), "apart": ((0, 1),)}
-    of_task = limited(task(sized(1, 1, 1)), **limits)
-    for devices, broken in (
-        ((0, 0, 1), r"task: table 's0' is on device 0, but its allowed devices are \[1\]\. Place it again"),
-        ((1, 0, 1), "tables s1, s2 are not on the same device"),
-        ((1, 1, 1), "tables s0, s1 share a device"),
-    ):
-        with pytest.raises(InfeasibleTask, match=broken):
-            check_placement(of_task, Placement(devices, 2))
-    check_placement(of_task, Placement((1, 0, 0), 2))
-
-
 def test_optimizer_state_and_each_devices_own_cap_count() -> None:
     of_task = limited(task(sized(1, 1)), room_bytes=(4, 8), table_optimizers={"s0": "rowwise_adagrad"})
     check_placement(of_task, Placement((1, 0), 2))
@@ -133,8 +89,6 @@ def test_optimizer_state_and_each_devices_own_cap_count() -> None:
     with pytest.raises(InfeasibleTask):
         check_placement(replace(of_task, room_bytes=(4, 7)), Placement((1, 0), 2))
 
-
-# Every sharder -------------------------------------------------------------------------------------------------------
 
 SHARDERS: list[Sharder] = [
     RandomSharder(0),
@@ -147,7 +101,7 @@ SHARDERS: list[Sharder] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharder", SHARDERS, ids=[sharder.name for sharder in SHARDERS])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(of_task=limited_tasks())
 def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: ShardingTask) -> None:
     try:
@@ -160,7 +114,7 @@ def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: Sharding
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(of_task=limited_tasks())
 def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) -> None:
     legal = legal_placements(of_task)
@@ -172,60 +126,8 @@ def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) 
             any_placement(of_task)
 
 
-def test_greedy_places_what_is_pinned_first_and_groups_as_one() -> None:
-    """Pinned 1 to device 1; then 5; the pair of 2 + 2 to the 1; 3 to the 5 or the 5, the emptier: device 0's 5."""
-    tables = working(1.0, 5.0, 2.0, 3.0, 2.0)
-    of_task = limited(task(tables, 2), allowed=(only(1), None, None, None, None), together=((2, 4),))
-    greedy = GreedySharder("by_hand", lambda one: one.pooling_factor)
-    assert greedy.place(of_task).device_of_table == (1, 0, 1, 0, 1)
-
-
-def test_greedy_leaves_room_to_nobody_but_says_who_found_none() -> None:
-    of_task = limited(task(sized(3, 3, 2), 2, cap=4 * 4), allowed=(None, None, only(0, 1)))
-    with pytest.raises(InfeasibleTask, match=r"table s\d needs .*, but no device has more than"):
-        GreedySharder("greedy", weight).place(of_task)
-
-
-def test_no_room_names_the_devices_allowed_and_what_must_stay_apart() -> None:
-    of_task = limited(task(sized(1, 1, 1), 3, cap=20), allowed=(only(0, 2), None, None), apart=((0, 1, 2),))
-    assert "no device of those allowed (devices 0, 2) has more than" in str(no_device_error(of_task, [0], [20, 0, 18]))
-    assert "all devices with enough memory hold tables to keep apart from it" in str(
-        no_device_error(of_task, [1], [4, 4, 20])
-    )
-
-
-def test_random_is_uniform_over_the_legal_placements_of_two_tables() -> None:
-    of_task = limited(task(sized(1, 1), 3), allowed=(only(0, 1), None), apart=((0, 1),))
-    rng = np.random.default_rng(0)
-    counts = Counter(random_placement(of_task, rng).device_of_table for _ in range(1200))
-    assert set(counts) == {(0, 1), (0, 2), (1, 0), (1, 2)}
-    assert all(abs(count - 300) < 5 * 300**0.5 for count in counts.values())
-
-
-# Search --------------------------------------------------------------------------------------------------------------
-
-
-def searched(model: Additive, starts: Sequence[Placement], changes: int = 2_000) -> list[Placement]:
-    """The candidates of a search, the answer first."""
-    search = PlanSearch(model.costs, PlanSearchEffort(changes))
-    result = search.run([start.parts(model.task.tables) for start in starts])
-    return [Placement.of(model.task, parts) for parts in result.candidates]
-
-
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
-@given(of_task=limited_tasks())
-def test_the_search_stays_legal_and_answers_no_worse_than_any_start(of_task: ShardingTask) -> None:
-    legal = legal_placements(of_task)
-    assume(legal)
-    model, starts = Additive.drawn(of_task), legal[:: max(1, len(legal) // 4)]
-    found = searched(model, starts)
-    assert all(is_legal(of_task, one) for one in found)
-    assert model.slowest(found[0]) <= min(map(model.slowest, starts)) * (1 + 1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> None:
     """Seven tables on three devices: one pinned, one kept off a device, two together, three apart, unlike caps."""
     tables = some_tables(7, seed)
@@ -236,112 +138,6 @@ def test_the_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> 
     model = Additive.drawn(of_task, seed)
     *_, best = legal = sorted(legal_placements(of_task), key=model.slowest, reverse=True)
     assert model.slowest(legal[2]) > model.slowest(best)
-    assert model.slowest(searched(model, legal[:3])[0]) == pytest.approx(model.slowest(best), rel=1e-5)
-
-
-def improved(of_task: ShardingTask, devices: Sequence[int]) -> tuple[int, ...]:
-    """Devices of tables with weights 5, 4, 3 and 3, after a search that begins with these devices."""
-    best, *_ = searched(Additive(of_task, (5.0, 4.0, 3.0, 3.0)), [Placement(tuple(devices), of_task.num_devices)])
-    return best.device_of_table
-
-
-def test_the_search_keeps_apart_what_stays_apart() -> None:
-    """5 + 4 against 3 + 3: without t2 beside t0 (5), the other 3 takes the place of the 4."""
-    of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),))
-    assert split_by(Placement(improved(of_task, (0, 0, 1, 1)), 2)) == {(0, 3), (1, 2)}
-
-
-def test_the_search_exchanges_two_that_stay_apart() -> None:
-    """5 + 4 against 3 + 3, where only the 5 and a 3 that stay apart may leave their devices: they change places."""
-    of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),), allowed=(None, only(0), None, only(1)))
-    assert improved(of_task, (0, 0, 1, 1)) == (1, 0, 0, 1)
-
-
-def test_the_search_brings_no_table_where_it_must_not_live() -> None:
-    of_task = limited(task(sized(1, 1, 1, 1)), allowed=(only(0), only(0, 1), only(1), None))
-    assert improved(of_task, (0, 0, 1, 1)) == (0, 1, 1, 0)
-
-
-def test_like_placements_on_unlike_devices_are_two() -> None:
-    swapped = [Placement((0, 1), 2), Placement((1, 0), 2)]
-    assert drop_duplicates(swapped) == drop_duplicates(swapped, [0, 0]) == swapped[:1]
-    assert drop_duplicates(swapped, [0, 1]) == swapped
-    three = [Placement((0, 1), 3), Placement((0, 2), 3), Placement((1, 2), 3), Placement((2, 0), 3)]
-    assert drop_duplicates(three, [0, 1, 1]) == [three[0], three[2], three[3]]
-
-
-def test_the_search_keeps_like_placements_on_unlike_devices() -> None:
-    """The experts disagree about which of two tables comes first, and so which device it gets."""
-    tables = (table("tall", 1000, 4), table("wide", 10, 8))
-    both = {(0, 1), (1, 0)}
-    unlike = limited(task(tables, 2), room_bytes=(10**6, 10**7))
-    assert both <= {one.device_of_table for one in EvenshardSharder(MODEL, None, QUICK).search(unlike).candidates}
-    alike = EvenshardSharder(MODEL, None, QUICK).search(task(tables, 2)).candidates
-    assert len(both & {one.device_of_table for one in alike}) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_the_search_sharder_solves_small_tasks_under_constraints(seed: int) -> None:
-    tables = some_tables(6, seed)
-    total = sum(one.size_bytes for one in tables)
-    limits = {"together": ((0, 3),), "apart": ((1, 2),), "allowed": (None, only(1), *[None] * 4)}
-    of_task = limited(task(tables, 3), room_bytes=(total, total // 2, total), **limits)
-    legal = legal_placements(of_task)
-    best = min(predicted_ms(MODEL, of_task, one) for one in legal)
-    found = EvenshardSharder(MODEL, policy(), QUICK).search(of_task)
-    assert found.best.predicted_ms == pytest.approx(best, rel=1e-5)
-    assert all(is_legal(of_task, candidate) for candidate in found.candidates)
-
-
-def test_where_all_proposals_fail_packing_begins() -> None:
-    """3, 3, 2, 2, 2 on two devices of 6: the heaviest first puts the 3s apart, and the last 2 finds 1 left on both."""
-    of_task = task([table(f"t{n}", rows, 1) for n, rows in enumerate((3, 3, 2, 2, 2))], 2, cap=4 * 6)
-    for expert in expert_sharders():
-        with pytest.raises(InfeasibleTask):
-            expert.place(of_task)
-    found = EvenshardSharder(MODEL, None, QUICK).search(of_task)
-    assert split_by(found.candidates[0]) == {(0, 1), (2, 3, 4)}
-
-
-# Those that know less ------------------------------------------------------------------------------------------------
-
-
-def test_episodes_know_caps_and_optimizer_state() -> None:
-    tables = some_tables(3)
-    unlike = limited(task(tables, 2), room_bytes=(50, 70), optimizer="rowwise_adagrad")
-    batch = EpisodeBatch.of([unlike, task(tables, 3, cap=60)], NORMALIZER)
-    assert batch.cap_BD.tolist() == [[50, 70, -1], [60, 60, 60]] and batch.memory_cap_B.tolist() == [70, 60]
-    assert batch.size_BT[0].tolist() == [one.size_bytes + 4 * one.num_rows for one in tables]
-
-
-def test_episodes_are_acted_and_learned_within_each_devices_own_cap() -> None:
-    """Three tables of 6 rows on devices of one and of two of them: every policy ends with one and two."""
-    tables = sized(6, 6, 6)
-    unlike = limited(task(tables, 2), room_bytes=(24, 48))
-    batch = EpisodeBatch.of([unlike], NORMALIZER).repeat(16)
-    episodes = rollout(batch, builders.cost_net(), builders.policy(), choose_sampled(torch.Generator().manual_seed(0)))
-    mask_BTD = legal_mask_BTD(batch, episodes)
-    for episode in range(16):
-        assert sorted(episodes.placement(episode, unlike).device_of_table) == [0, 1, 1]
-        held = [0, 0]
-        for device, legal in zip(episodes.device_BT[episode].tolist(), mask_BTD[episode].tolist(), strict=True):
-            assert legal == [held[0] < 1, held[1] < 2]
-            held[device] += 1
-
-
-def test_balance_episodes_know_each_devices_own_cap() -> None:
-    unlike = limited(task(sized(6, 6, 6), 2), room_bytes=(24, 48))
-    env = BalanceEnv(EpisodeBatch.of([unlike], NORMALIZER), AutoShardCostNet(), 1)
-    assert env.observe().legal_BD.tolist() == [[True, True]]
-    env.step(torch.tensor([0]))
-    assert env.observe().legal_BD.tolist() == [[False, True]]
-    env.step(torch.tensor([1]))
-    assert env.observe().legal_BD.tolist() == [[False, True]]
-
-
-def test_dreamshard_fills_unlike_devices_and_refuses_what_breaks_a_rule() -> None:
-    tables = sized(6, 6, 6)
-    assert sorted(policy().place(limited(task(tables, 2), room_bytes=(24, 48))).device_of_table) == [0, 1, 1]
-    with pytest.raises(InfeasibleTask, match=r"on device \d, but its allowed devices are \[2\]"):
-        policy().place(limited(task(some_tables(6), 3), allowed=(only(2),) * 6))
+    known = [start.parts(of_task.tables) for start in legal[:3]]
+    found = PlanSearch(model.costs, PlanSearchEffort(2_000)).run(known).best.parts
+    assert model.slowest(Placement.of(of_task, found)) == pytest.approx(model.slowest(best), rel=1e-5)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -28,21 +27,13 @@ from evenshard.placement.parts import (
     lookup_share,
     part_table,
     replica_table,
-    spans_of_sizes,
     storages_of,
     tables_of_parts,
-    whole_part,
 )
-from evenshard.placement.placement import Placement, group_parts, parts_by_table
+from evenshard.placement.placement import group_parts
 from evenshard.placement.sharding import tiling_problem
 from evenshard.tables.reuse import thin_reuse_bins
-from support.builders import column_parts, parts_of, table, task
-
-
-def test_a_whole_table_is_one_part_and_its_own_table() -> None:
-    one = table("a", rows=100, dim=8)
-    assert whole_part(one) == TablePart("a", Span(0, 100), Span(0, 8))
-    assert tables_of_parts([whole_part(one)], [one]) == (one,)
+from support.builders import column_parts, table
 
 
 def test_parts_keep_rows_and_lookups_and_share_the_dims_and_the_bytes() -> None:
@@ -72,43 +63,6 @@ def test_rows_are_cut_into_equal_blocks_of_which_the_last_devices_may_have_none(
     assert busiest_rows(replace(one, row_shares=(0.0, 0.1, 0.1, 0.1, 0.7)), 4) == Span(4, 5)
 
 
-def test_sizes_are_laid_out_one_after_the_other() -> None:
-    assert spans_of_sizes([4, 0, 8]) == [Span(0, 4), Span(4, 4), Span(4, 12)]
-    assert spans_of_sizes([]) == []
-
-
-def test_a_placement_of_whole_tables_is_one_part_of_each() -> None:
-    tables = [table("a", 10, 16), table("b", 20, 4)]
-    assert Placement((1, 0), 2).parts(tables) == (
-        TablePart("a", Span(0, 10), Span(0, 16), (1,)),
-        TablePart("b", Span(0, 20), Span(0, 4), (0,)),
-    )
-    with pytest.raises(BadConfig, match="the placement has 2 tables, but 1 tables are given"):
-        Placement((1, 0), 2).parts(tables[:1])
-
-
-def test_the_device_of_replicas_is_not_one() -> None:
-    assert TablePart("a", Span(0, 10), Span(0, 4), (3,)).device == 3
-    for devices in ((), (0, 1)):
-        with pytest.raises(ValueError, match="unpack"):
-            TablePart("a", Span(0, 10), Span(0, 4), devices).device  # noqa: B018
-
-
-def test_a_part_is_written_with_the_ends_of_its_rows_and_columns() -> None:
-    written = json.loads(json.dumps(asdict(TablePart("a", Span(0, 10), Span(4, 8), (1,)))))
-    kept = {"kernel": "fused", "load_factor": 1.0}
-    assert written == {"table": "a", "rows": [0, 10], "columns": [4, 8], "devices": [1], "storage": kept}
-    assert f"{Span(4, 8)}" == "4:8"
-
-
-def test_a_table_called_as_a_part_would_be_is_refused() -> None:
-    tables = [table("a", dim=16), table("a[0:8]")]
-    with pytest.raises(BadConfig, match=r"'a\[0:8\]'.*Rename the table"):
-        tables_of_parts(parts_of(tables, {"a": (8,)}), tables)
-
-
-# Rows ----------------------------------------------------------------------------------------------------------------
-
 # The first quarter of its rows has seven tenths of its lookups.
 HOT = replace(table("hot", rows=100, dim=8, pooling=10.0), row_shares=(0.7, 0.2, 0.1, 0.0))
 
@@ -127,15 +81,14 @@ def test_lookups_are_even_over_rows_where_they_are_not_counted() -> None:
     assert lookup_share(replace(HOT, row_shares=None), Span(10, 35)) == 0.25
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 7, 100, 101])
-@pytest.mark.parametrize("num_runs", [1, 2, 3, 16])
+@given(st.integers(1, 101), st.integers(1, 16))
 def test_shares_of_all_parts_add_up(num_rows: int, num_runs: int) -> None:
     runs = min(num_runs, num_rows)
-    one = replace(
-        table("t", rows=num_rows), row_shares=tuple((run + 1) / (runs * (runs + 1) / 2) for run in range(runs))
+    shares = tuple((run + 1) / (runs * (runs + 1) / 2) for run in range(runs))
+    one, edges = (
+        replace(table("t", rows=num_rows), row_shares=shares),
+        sorted({0, num_rows // 3, num_rows // 2, num_rows}),
     )
-    assert one.problem() is None
-    edges = sorted({0, num_rows // 3, num_rows // 2, num_rows})
     assert sum(lookup_share(one, Span(*rows)) for rows in pairwise(edges)) == pytest.approx(1)
 
 
@@ -154,14 +107,6 @@ def test_a_part_of_rows_and_columns_is_a_table() -> None:
     assert part.problem() is None
     columns = part_table(TablePart("hot", Span(0, 100), Span(4, 8)), shared)
     assert columns == replace(shared, name="hot[4:8]", embedding_dim=4)
-
-
-def test_weights_of_all_parts_are_those_of_the_table() -> None:
-    whole = replace(HOT, weight_bits=16)
-    grid = [
-        TablePart("hot", Span(*rows), Span(*columns)) for rows in ((0, 33), (33, 100)) for columns in ((0, 4), (4, 8))
-    ]
-    assert sum(part_table(part, whole).size_bytes for part in grid) == whole.size_bytes
 
 
 def test_a_replica_keeps_the_lookups_of_a_sample() -> None:
@@ -188,44 +133,6 @@ def test_a_deduplicated_table_sends_each_index_of_a_device_once() -> None:
     assert uncounted.pooling_factor < 0.1
 
 
-# What is legal -------------------------------------------------------------------------------------------------------
-
-ROWS, DIM = 100, 24
-ALL_ROWS = Span(0, ROWS)
-
-
-def wide(*parts: tuple[tuple[int, int], tuple[int, int], tuple[int, ...]]) -> list[TablePart]:
-    """Rows, columns and devices of parts of one table."""
-    return [TablePart("wide", Span(*rows), Span(*columns), devices) for rows, columns, devices in parts]
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (wide(), "'wide' has shards with the columns none; each of its 24 columns must be in exactly one"),
-        (wide((ALL_ROWS, (0, 8), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:8, 12:24;"),
-        (wide((ALL_ROWS, (0, 16), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:16, 12:24;"),
-        (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (24, 24), (1,))), "with the columns 0:24, 24:24;"),
-        (wide((ALL_ROWS, (0, 28), (0,))), "with the columns 0:28;"),
-        (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (0, 24), (1,))), "with the rows 0:100, 0:100; each of its 100"),
-        (wide(((0, 50), (0, 24), (0,))), "with the rows 0:50; each of its 100 rows"),
-        (wide(((0, 101), (0, 24), (0,))), "with the rows 0:101;"),
-        (wide((ALL_ROWS, (0, 8), (0,)), ((0, 50), (8, 24), (0,)), ((60, 100), (8, 24), (1,))), "rows 0:50, 60:100;"),
-        (wide(((0, 50), (0, 24), (0,)), ((50, 100), (0, 24), (2,))), "on device 2, but the devices are 0 to 1"),
-        (wide((ALL_ROWS, (0, 8), (0, 1)), (ALL_ROWS, (8, 24), (1,))), r"a shard is on the devices \(0, 1\)"),
-        (wide((ALL_ROWS, (0, 24), ())), "'wide' has a shard without a device"),
-        (wide((ALL_ROWS, (0, 10), (0,)), (ALL_ROWS, (10, 24), (1,))), "10, 14 columns. Make each a multiple of 4"),
-        (wide((ALL_ROWS, (0, 24), (2,))), "on device 2, but the devices are 0 to 1"),
-        (wide((ALL_ROWS, (0, 24), (0, -1))), "on device -1"),
-        ([TablePart("narrow", ALL_ROWS, Span(0, 24), (0,))], "'narrow', which is not among the tables"),
-    ],
-)
-def test_parts_that_are_not_the_table_are_refused(parts: list[TablePart], message: str) -> None:
-    with pytest.raises(BadConfig, match=message) as caught:
-        parts_by_table(task([table("wide", ROWS, DIM)], 2), parts)
-    assert "\n" not in str(caught.value)
-
-
 def test_kernels_say_where_weights_are() -> None:
     on_device = {one for one in COMPUTE_KERNELS if Storage(one).is_on_device}
     on_host = {one for one in COMPUTE_KERNELS if Storage(one).is_on_host}
@@ -235,25 +142,17 @@ def test_kernels_say_where_weights_are() -> None:
     assert cached == {FUSED_UVM_CACHING, KEY_VALUE}
 
 
-def test_a_storage_is_written_in_a_word() -> None:
-    assert str(Storage()) == "fused"
-    assert str(Storage(FUSED_UVM_CACHING, 0.2)) == "fused_uvm_caching 0.2"
-
-
 def test_only_caches_have_several_sizes() -> None:
     assert [storage.load_factor for storage in storages_of(KEY_VALUE, (0.1, 0.4))] == [0.1, 0.4]
     assert storages_of(HOST, (0.1, 0.4)) == (Storage(HOST),)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "load_factor", "what"),
-    [
+def test_what_makes_no_sense_is_refused() -> None:
+    for kernel, load_factor, what in (
         ("uvm", 1.0, "compute kernel is 'uvm'"),
         (FUSED_UVM_CACHING, 0.0, "load_factor"),
         (FUSED_UVM_CACHING, 1.5, "load_factor"),
         (FUSED_UVM, 0.5, "no cache"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(kernel: str, load_factor: float, what: str) -> None:
-    with pytest.raises(BadConfig, match=what):
-        Storage(kernel, load_factor)
+    ):
+        with pytest.raises(BadConfig, match=what):
+            Storage(kernel, load_factor)

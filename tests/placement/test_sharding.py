@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,16 +16,26 @@ from evenshard.placement.placement import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
+    EVERYWHERE,
     GRID_SHARD,
     ROW_WISE,
+    ROWS_ALONE,
+    SEQUENCE_TYPES,
+    SHARDING_TYPES,
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
+    TYPES,
     Communication,
+    allowed_sets,
+    least_limited_column_type,
+    matching_types,
     sharding_problem,
     sharding_type,
+    types_on_all,
 )
 from evenshard.placement.task import ShardingTask, TableLimits, part_bytes, used_bytes
+from evenshard.sharders.simple import _parts
 from evenshard.tables.table import Table
 from support.builders import table
 
@@ -74,11 +85,8 @@ def test_the_type_is_read_off_the_parts_in_any_order(parts: list[TablePart], way
     assert sharding_type(parts, T, MACHINE) == way == sharding_type(parts[::-1], T, MACHINE)
 
 
-def test_on_one_node_rows_on_all_devices_are_row_wise() -> None:
+def test_on_one_node_rows_on_all_devices_are_row_wise_and_one_device_holds_whole_tables() -> None:
     assert sharding_type(in_rows(0, 1), T, Nodes.one_node(2)) == ROW_WISE
-
-
-def test_a_single_device_holds_whole_tables() -> None:
     assert sharding_type([part((0, 100), (0, 16), 0)], T, Nodes.one_node(1)) == TABLE_WISE
 
 
@@ -101,52 +109,19 @@ def test_a_device_is_left_out_of_equal_blocks_only() -> None:
     ("parts", "problem"),
     [
         ([], "has shards with the columns none; each of its 16 columns must be in exactly one shard."),
-        (
-            [part((0, 100), (0, 8), 0)],
-            "has shards with the columns 0:8; each of its 16 columns must be in exactly one shard.",
-        ),
-        ([*WHOLE, part((0, 100), (8, 16), 0)], "has shards with the columns 0:16, 8:16; each of its 16"),
-        (
-            [part((0, 99), (0, 16), 0)],
-            "has shards with the rows 0:99; each of its 100 rows must be in exactly one shard.",
-        ),
+        ([part((0, 100), (0, 8), 0)], "has shards with the columns 0:8; each of its 16 columns"),
+        ([part((0, 99), (0, 16), 0)], "has shards with the rows 0:99; each of its 100 rows must be in exactly one"),
         ([*WHOLE, *WHOLE], "has shards with the rows 0:100, 0:100; each of its 100 rows"),
         ([*WHOLE, part((100, 100), (0, 16), 0)], "has shards with the rows 0:100, 100:100; each of"),
-        ([*in_rows(0, 1, columns=(0, 8)), part((0, 50), (8, 16), 2)], "has shards with the rows 0:50; each of"),
         ([part((0, 100), (0, 16))], "has a shard without a device. Place each shard."),
-        (
-            [part((0, 100), (0, 8), 0), part((0, 100), (8, 16), 1, 2)],
-            "is split, but a shard is on the devices (1, 2). Replicate the whole table, or place each shard on one",
-        ),
-        (
-            [part((0, 100), (0, 16), 0, 1)],
-            "is on the devices (0, 1). Place it on one device, or replicate it on all 4.",
-        ),
-        (
-            [part((0, 100), (0, 16), 0, 1, 2, 2)],
-            "is on the devices (0, 1, 2, 2). Place it on one device, or replicate it on all",
-        ),
-        (
-            [part((0, 100), (0, 8), 1), part((0, 100), (8, 16), 1)],
-            "has several shards on device 1. Merge them into one wider shard.",
-        ),
-        (
-            [part((0, 100), (0, 6), 1), part((0, 100), (6, 16), 2)],
-            "is split into shards of 6, 10 columns. Make each a multiple of 4.",
-        ),
-        (
-            in_rows(0, 1, 2),
-            "is split by rows over the devices [0, 1, 2]. Use all 4 devices, or all devices of one node.",
-        ),
-        (in_rows(0, 3), "is split by rows over the devices [0, 3]. Use all 4 devices, or"),
-        (
-            [*in_rows(0, 2, columns=(0, 8)), *in_rows(1, 3, columns=(8, 16))],
-            "is split by rows over the devices [0, 2]. Use all devices of one node.",
-        ),
-        (
-            [part((0, 100), (0, 8), 0), *in_rows(2, 3, columns=(8, 16))],
-            "is split by rows over the devices [0]. Use all devices of one node.",
-        ),
+        ([part((0, 100), (0, 8), 0), part((0, 100), (8, 16), 1, 2)], "is split, but a shard is on the devices (1, 2)."),
+        ([part((0, 100), (0, 16), 0, 1)], "is on the devices (0, 1). Place it on one device, or replicate it on all"),
+        ([part((0, 100), (0, 16), 0, 1, 2, 2)], "is on the devices (0, 1, 2, 2). Place it on one device"),
+        ([part((0, 100), (0, 8), 1), part((0, 100), (8, 16), 1)], "has several shards on device 1. Merge them"),
+        ([part((0, 100), (0, 6), 1), part((0, 100), (6, 16), 2)], "is split into shards of 6, 10 columns. Make each"),
+        (in_rows(0, 1, 2), "is split by rows over the devices [0, 1, 2]. Use all 4 devices, or all devices of one"),
+        ([*in_rows(0, 2, columns=(0, 8)), *in_rows(1, 3, columns=(8, 16))], "is split by rows over the devices [0, 2]"),
+        ([part((0, 100), (0, 8), 0), *in_rows(2, 3, columns=(8, 16))], "is split by rows over the devices [0]. Use"),
     ],
 )
 def test_parts_that_make_none_of_the_seven(parts: list[TablePart], problem: str) -> None:
@@ -168,9 +143,6 @@ def test_a_narrow_table_is_not_cut_by_columns_and_so_has_any_width() -> None:
     assert sharding_type(in_rows(0, 1, 2, 3, columns=(0, 6)), narrow, MACHINE) == ROW_WISE
 
 
-# Legality ------------------------------------------------------------------------------------------------------------
-
-
 def of_task(*tables: Table, room: int = 10**9, **rules: object) -> ShardingTask:
     return ShardingTask(tables or (T,), MACHINE, (room,) * 4, 64, **rules)  # type: ignore[arg-type]
 
@@ -183,21 +155,6 @@ def test_parts_are_given_back_by_table_then_columns_then_rows() -> None:
     assert [(one.columns, one.rows) for one in found["t"]] == [
         ((0, 8), (0, 50)), ((0, 8), (50, 100)), ((8, 16), (0, 50)), ((8, 16), (50, 100)),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ([*WHOLE, part((0, 9), (0, 4), 0, name="v")], "a shard belongs to table 'v', which is not among the tables."),
-        ([part((0, 100), (0, 16), 4)], "table 't' is on device 4, but the devices are 0 to 3. Place it again."),
-        ([part((0, 100), (0, 16), -1)], "table 't' is on device -1"),
-        ([], "table 't' has shards with the columns none"),
-    ],
-)
-def test_parts_that_are_not_those_of_the_tables(parts: list[TablePart], message: str) -> None:
-    with pytest.raises(BadConfig) as caught:
-        parts_by_table(of_task(), parts)
-    assert str(caught.value).startswith(message)
 
 
 def test_memory_of_parts_by_hand() -> None:
@@ -256,8 +213,6 @@ def test_the_fewest_columns_of_a_part() -> None:
         check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ACROSS)
     with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 8 columns, but min_columns is 9"):
         check_sharding(of_task(limits=(TableLimits(min_columns=9),)), ON_ONE_NODE)
-    with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 8 columns, but min_columns is 32"):
-        check_sharding(of_task(limits=(TableLimits(min_columns=32),)), ON_ONE_NODE)
     check_sharding(of_task(limits=(TableLimits(min_columns=32),)), WHOLE)  # the table itself is narrower
 
 
@@ -312,3 +267,73 @@ def test_data_types_on_the_way() -> None:
     for wrong in (["fp12"], ["fp16", "fp16", "fp16"]):
         with pytest.raises(BadConfig, match="communication is"):
             Communication.of(wrong)
+
+
+@pytest.mark.parametrize("name", SHARDING_TYPES)
+def test_parts_are_as_the_record_of_their_type_says(name: str) -> None:
+    of, rng = TYPES[name], np.random.default_rng(0)
+    for _ in range(20):
+        parts = _parts(T, name, MACHINE, rng)
+        assert name in matching_types(parts, T, MACHINE)
+        if of.is_replicated:
+            assert parts[0].devices == (0, 1, 2, 3)
+            continue
+        assert (len({part.rows for part in parts}) > 1) == of.cuts_rows
+        assert len({part.columns for part in parts}) == 1 or of.cuts_columns
+        for columns in {part.columns for part in parts}:
+            held = [part.device for part in parts if part.columns == columns]
+            assert sorted(held) == list(of.row_devices(MACHINE, held[0]))
+
+
+def test_what_a_type_is_on_a_machine() -> None:
+    one_node, one_device = Nodes.one_node(4), Nodes.one_node(1)
+    assert types_on_all(MACHINE) == ("row_wise", "data_parallel")
+    assert types_on_all(one_node) == ("row_wise", "table_row_wise", "data_parallel")
+    distinct = {name for name in SHARDING_TYPES if TYPES[name].is_distinct_on(one_node)}
+    assert distinct == {"table_wise", "column_wise", "row_wise", "data_parallel"}
+    assert [name for name in SHARDING_TYPES if TYPES[name].is_distinct_on(one_device)] == ["table_wise"]
+    assert all(TYPES[name].is_distinct_on(MACHINE) for name in SHARDING_TYPES)
+
+
+def test_where_rows_live() -> None:
+    assert [list(TYPES[name].row_devices(MACHINE, 2)) for name in ("column_wise", "grid_shard", "row_wise")] == [
+        [2],
+        [2, 3],
+        [0, 1, 2, 3],
+    ]
+    assert {name for name, one in TYPES.items() if one.cuts_rows} == {"row_wise", "table_row_wise", "grid_shard"}
+    places = {name: list(map(list, one.places(MACHINE))) for name, one in TYPES.items()}
+    assert places["table_wise"] == places["table_column_wise"] == [[0], [1], [2], [3]]
+    assert places["table_row_wise"] == places["grid_shard"] == [[0, 1], [2, 3]]
+    assert places["row_wise"] == places["data_parallel"] == [[0, 1, 2, 3]]
+
+
+def test_parts_by_columns_have_places_of_their_own() -> None:
+    most = {name: one.most_column_parts(MACHINE) for name, one in TYPES.items() if one.cuts_columns}
+    assert most == {"column_wise": 4, "table_column_wise": 2, "grid_shard": 2}
+    assert allowed_sets(MACHINE, 2, frozenset({0, 2, 3})) == (range(2, 4),)
+    assert allowed_sets(MACHINE, 2, None) == (range(0, 2), range(2, 4))
+
+
+def test_what_all_parts_of_a_table_are_among() -> None:
+    homes = {name: list(map(list, one.homes(MACHINE))) for name, one in TYPES.items()}
+    assert homes["table_row_wise"] == homes["table_column_wise"] == [[0, 1], [2, 3]]
+    assert all(homes[name] == [[0, 1, 2, 3]] for name in TYPES if TYPES[name].within == EVERYWHERE)
+    assert least_limited_column_type(SHARDING_TYPES, MACHINE, "") == "column_wise"
+    assert least_limited_column_type({"row_wise", "table_column_wise"}, MACHINE, "") == "table_column_wise"
+    assert least_limited_column_type({"row_wise"}, MACHINE, "none") == "none"
+    assert ROWS_ALONE == ("row_wise", "table_row_wise")
+    assert SEQUENCE_TYPES == ("table_wise", "column_wise", "row_wise", "data_parallel")
+
+
+def test_a_type_shares_the_calls_of_the_one_that_it_is_a_case_of() -> None:
+    assert {name: one.call for name, one in TYPES.items() if one.call} == {
+        "table_wise": "column_wise",
+        "table_column_wise": "column_wise",
+        "table_row_wise": "grid_shard",
+    }
+    assert [name for name, one in TYPES.items() if one.with_more_columns] == ["table_wise", "table_row_wise"]
+    for name, one in TYPES.items():
+        if one.within_node:
+            parts = _parts(T, one.within_node, Nodes.one_node(4), np.random.default_rng(0))
+            assert TYPES[sharding_type(parts, T, Nodes.one_node(4))].cuts_rows == one.cuts_rows, name

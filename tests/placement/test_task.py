@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.units import BYTES_PER_GB
-from evenshard.placement.tasks import (
-    TaskSampling,
-    TaskSplit,
-    load_tasks,
-    sample_tasks,
-    save_tasks,
-)
-from evenshard.tables.table import Table
+from evenshard.placement.tasks import TaskSampling, TaskSplit, load_tasks, sample_tasks, save_tasks
 from support.builders import some_tables, table, task
 
 POOL = some_tables(20)
@@ -33,7 +26,7 @@ def names(tasks: tuple[Any, ...]) -> set[str]:
     return {one.name for each in tasks for one in each.tables}
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_table_is_on_both_sides_and_none_twice_in_a_task(seed: int) -> None:
     split = sample_tasks(POOL, SAMPLING, seed)
@@ -54,11 +47,6 @@ def test_the_same_seed_gives_the_same_tasks_and_another_seed_another_split() -> 
     assert names(sample_tasks(POOL, SAMPLING, 5).test) != names(sample_tasks(POOL, SAMPLING, 6).test)
 
 
-def test_all_tables_of_a_half_are_used_in_the_long_run() -> None:
-    split = sample_tasks(POOL, SAMPLING, 0)
-    assert len(names(split.train)) == len(names(split.test)) == 10
-
-
 def test_a_half_that_is_smaller_than_a_task_is_refused_with_both_numbers() -> None:
     sample_tasks(POOL[:12], SAMPLING, 0)
     with pytest.raises(
@@ -67,7 +55,7 @@ def test_a_half_that_is_smaller_than_a_task_is_refused_with_both_numbers() -> No
         sample_tasks(POOL[:11], SAMPLING, 0)
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cap=st.integers(1, 2**45))
 def test_tasks_come_back_from_disk_unchanged_to_the_byte(tmp_path_factory: pytest.TempPathFactory, cap: int) -> None:
     path = tmp_path_factory.mktemp("tasks") / "tasks.json"
@@ -85,49 +73,35 @@ def written(path: Path, record: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"tables": ["ads", "clicks"]}, "'clicks' is not in the table file"),
-        ({"tables": []}, "tables is empty"),
-        ({"num_devices": 0}, "num_devices is 0, not a whole number from 1 to 4,096"),
+def test_a_bad_record_is_named_with_file_and_number(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"tables": ["ads", "clicks"]}, r"train\[1\]: .*'clicks' is not in the table file"),
+        ({"tables": ["ads", "ads"]}, r"train\[1\]: .*ads"),
+        ({"tables": []}, r"train\[1\]: tables is empty"),
         ({"batch_size": 0}, "batch_size is 0, not a whole number from 1"),
         ({"memory_cap_gb": 0}, "memory_cap_gb is 0.0, not a number above 0 and at most 1,048,576"),
-        ({"memory_cap_gb": 1e300}, "memory_cap_gb is 1e"),
-        ({"num_devices": 10**6}, "num_devices is 1000000, not"),
-        ({"num_devices": 2.0}, "num_devices is 2.0, not a whole number"),
-    ],
-)
-def test_a_bad_record_is_named_with_file_and_number(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    path = written(tmp_path / "tasks.json", GOOD | change)
-    with pytest.raises(BadFile, match=words) as caught:
-        load_tasks(path, ADS_AND_USERS)
-    assert f"{path}, train[1]: " in str(caught.value)
+        ({"num_devices": 10**6}, "num_devices is 1000000, not a whole number from 1 to 4,096"),
+        ({"task_id": "train-999"}, "train-999"),
+    ]
+    for change, words in wrong:
+        with pytest.raises(BadFile, match=rf"tasks\.json.*{words}"):
+            load_tasks(written(tmp_path / "tasks.json", GOOD | change), ADS_AND_USERS)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json"
+    with pytest.raises(BadFile, match=r"no such file.*generate-tables"):
+        load_tasks(path, POOL)
+    for text, words in (
         ("{", "it is not JSON"),
         ('{"train": [{"memory_cap_gb": NaN}], "test": []}', "'NaN' is not a valid number"),
-        ('{"train": [{"memory_cap_gb": 1' + "0" * 400 + '}], "test": []}', "is not a valid number"),
-        ("[" * 100_000, "nested too deep"),
-        ("", "it is not JSON"),
         ("[]", r"is \[\], not a mapping"),
         ('{"train": []}', "test"),
-    ],
-)
-def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "tasks.json"
-    path.write_text(text)
-    with pytest.raises(BadFile, match=words) as caught:
-        load_tasks(path, POOL)
-    assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_is_a_bad_file_with_the_command_that_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match=r"no such file.*generate-tables"):
-        load_tasks(tmp_path / "tasks.json", POOL)
+        ('{"train": 3, "test": []}', "train"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadFile, match=rf"tasks\.json.*{words}"):
+            load_tasks(path, POOL)
 
 
 def test_tables_are_found_by_name_so_the_pool_may_be_reordered(tmp_path: Path) -> None:
@@ -137,31 +111,3 @@ def test_tables_are_found_by_name_so_the_pool_may_be_reordered(tmp_path: Path) -
     assert load_tasks(path, POOL[::-1]) == split
     wider = tuple(replace(one, embedding_dim=8) for one in POOL)
     assert load_tasks(path, wider).train[0].tables == wider[:4]
-
-
-@pytest.mark.parametrize("sides", [{"train": 3, "test": []}, {"train": [], "test": None}])
-def test_sides_that_are_no_lists_are_refused(tmp_path: Path, sides: Any) -> None:
-    path = tmp_path / "tasks.json"
-    path.write_text(json.dumps(sides))
-    with pytest.raises(BadFile):
-        load_tasks(path, POOL)
-
-
-def test_sums_of_bytes_stay_within_whole_numbers(tmp_path: Path) -> None:
-    vast = tuple(Table(f"t{number:04}", 2**48, 1, 1.0) for number in range(4097))
-    record = GOOD | {"tables": [one.name for one in vast]}
-    with pytest.raises(BadFile, match=r"train\[1\]: the tables add up to 4,296,015,872 GB; the limit is 4,294,967,296"):
-        load_tasks(written(tmp_path / "tasks.json", record), (*ADS_AND_USERS, *vast))
-    fewer = record | {"tables": record["tables"][:4096]}
-    assert load_tasks(written(tmp_path / "tasks.json", fewer), (*ADS_AND_USERS, *vast)).train
-
-
-def test_a_task_that_names_a_table_twice_is_refused(tmp_path: Path) -> None:
-    """Placements are kept by table name, so such a task could not be read back from a cost dataset."""
-    with pytest.raises(BadFile, match="ads"):
-        load_tasks(written(tmp_path / "tasks.json", GOOD | {"tables": ["ads", "ads"]}), ADS_AND_USERS)
-
-
-def test_two_tasks_of_one_id_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="train-999"):
-        load_tasks(written(tmp_path / "tasks.json", GOOD | {"task_id": "train-999"}), ADS_AND_USERS)

@@ -6,17 +6,11 @@ import pytest
 
 from evenshard.base.errors import BadConfig
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.local_hardware import open_hardware
 from evenshard.price.gpu_profile import gpu_profile, profile_of
-from evenshard.price.hardware import KINDS, HardwareName, is_simulated, measured_or_simulated, provenance_problem
+from evenshard.price.hardware import HardwareName, is_simulated, measured_or_simulated
 
 H200 = HardwareName.of("simulated", "h200")
 REAL_H200 = HardwareName.of("cuda", "NVIDIA H200")
-
-
-@pytest.mark.parametrize("spelling", ["simulated:h200", "simulated: h200", "simulated-h200"])
-def test_one_parser_reads_flags_provenances_and_folders(spelling: str) -> None:
-    assert HardwareName.parse(spelling) == H200
 
 
 def test_a_name_in_every_spelling() -> None:
@@ -24,23 +18,18 @@ def test_a_name_in_every_spelling() -> None:
     assert (str(REAL_H200), REAL_H200.provenance) == ("cuda", "cuda: NVIDIA H200")
     own = HardwareName.parse("simulated:profiles/my-gpu.v2.yaml")
     assert (str(own), own.provenance) == ("simulated:profiles/my-gpu.v2.yaml", "simulated: my-gpu.v2")
+    for spelling in ("simulated:h200", "simulated: h200", "simulated-h200"):
+        assert HardwareName.parse(spelling) == H200
 
 
-@pytest.mark.parametrize("text", ["tpu", "", "h", "h2", "Simulated:h200", "cpux", "simulated h200"])
+@pytest.mark.parametrize("text", ["tpu", "", "h2", "Simulated:h200"])
 def test_an_unknown_kind_lists_the_known_ones(text: str) -> None:
     with pytest.raises(BadConfig, match=f"hardware is '{text}'. Use one of auto, cpu, cuda, simulated:<profile>"):
         HardwareName.parse(text)
 
 
-@pytest.mark.parametrize("hardware", ["cuda: NVIDIA A100", "cpu:x", "abacus"])
-def test_settings_name_no_real_device(hardware: str) -> None:
-    with pytest.raises(BadConfig, match="Use one of auto"):
-        MeasureConfig(hardware)
-
-
 @pytest.mark.parametrize(
-    ("short", "full"),
-    [("h100", "simulated:h100"), (" H100", "simulated:h100"), ("A100", "simulated:a100_80gb")],
+    ("short", "full"), [("h100", "simulated:h100"), (" H100", "simulated:h100"), ("A100", "simulated:a100_80gb")]
 )
 def test_a_profile_may_be_called_by_its_name_alone(short: str, full: str) -> None:
     assert str(HardwareName.parse(short)) == MeasureConfig(short).hardware == full
@@ -48,65 +37,33 @@ def test_a_profile_may_be_called_by_its_name_alone(short: str, full: str) -> Non
         HardwareName.parse(f"{short}x")
 
 
-@pytest.mark.parametrize(
-    ("hardware", "word"),
-    [
-        ("cpu", "measured"),
-        ("h200", "measured"),
-        ("cuda: NVIDIA H200", "measured"),
-        ("simulated:h200", "simulated"),
-        ("simulated: h200", "simulated"),
-        ("simulated-h200", "simulated"),
-        ("simulated", "simulated"),
-        ("cpu: one, simulated: h200", "simulated"),
-        ("cpu: one; simulated: h200", "simulated"),
-    ],
-)
-def test_only_real_hardware_measures(hardware: str, word: str) -> None:
-    assert measured_or_simulated(hardware) == word
+def test_only_real_hardware_measures() -> None:
+    assert {measured_or_simulated(one) for one in ("cpu", "h200", "cuda: NVIDIA H200")} == {"measured"}
+    for hardware in ("simulated: h200", "simulated-h200", "cpu: one, simulated: h200", "cpu: one; simulated: h200"):
+        assert measured_or_simulated(hardware) == "simulated"
 
 
 @pytest.mark.parametrize(
     ("asked", "provenance", "has"),
     [
         ("auto", "abacus", True),
-        ("cuda", "cuda: NVIDIA H200", True),
         ("cuda", "cuda: NVIDIA H200; cuda: NVIDIA A100", True),
         ("cuda", "cuda: NVIDIA H200; cpu: x", False),
         ("cuda", "", False),
         ("cuda: NVIDIA A100", "cuda: NVIDIA H200", False),
         ("simulated:profiles/a.b.yaml", "simulated: a.b", True),
         ("simulated:h200", "simulated: h200; simulated: v100", False),
-        ("simulated:h200", "cuda: NVIDIA H200", False),
     ],
 )
 def test_whose_costs_they_are(asked: str, provenance: str, has: bool) -> None:
     assert HardwareName.parse(asked).has_measured(provenance) is has
 
 
-def test_measurements_are_of_a_known_kind() -> None:
-    assert [kind.name for kind in KINDS] == ["cpu", "cuda", "simulated"]
-    for known in ("cpu", "cuda: NVIDIA H200 x 8", "simulated: h200"):
-        assert provenance_problem(known) is None
-    for unknown in ("auto", "abacus", "", "h200"):
-        assert provenance_problem(unknown) == f"hardware is '{unknown}', not one of cpu, cuda, simulated"
-
-
-def test_a_name_opens_as_its_kind_says() -> None:
-    opened = open_hardware(MeasureConfig("simulated:v100"))
-    assert opened.provenance.hardware == "simulated: v100"
-    assert HardwareName.parse(opened.provenance.hardware) == HardwareName.parse("simulated:v100")
-
-
 def test_a_kind_says_what_others_ask_of_it() -> None:
-    kinds = {name: HardwareName.of(name, device).kind for name, device in (("cpu", ""), ("cuda", ""), ("auto", ""))}
-    assert [kind.compute_device for kind in kinds.values()] == ["cpu", "cuda", "cuda"]
-    assert [kind.is_host for kind in kinds.values()] == [True, False, False]
-    assert [kind.needs_gpu for kind in kinds.values()] == [False, True, False]
-    assert [kind.memory_bytes_per_ns for kind in kinds.values()] == [5.0, 1000.0, 5.0]
-    assert not any(kind.is_simulated for kind in kinds.values())
-    simulated = HardwareName.parse("simulated:h100")
-    assert simulated.kind.is_simulated and simulated.kind.compute_device == "cuda"
-    assert not simulated.kind.is_host and not simulated.kind.needs_gpu
-    assert profile_of(simulated) == gpu_profile("h100") and profile_of(HardwareName.parse("cuda: NVIDIA H100")) is None
+    kinds = [HardwareName.of(name, "").kind for name in ("cpu", "cuda", "auto", "simulated")]
+    assert [kind.compute_device for kind in kinds] == ["cpu", "cuda", "cuda", "cuda"]
+    assert [(kind.is_host, kind.needs_gpu, kind.is_simulated) for kind in kinds] == [
+        (True, False, False), (False, True, False), (False, False, False), (False, False, True),
+    ]  # fmt: skip
+    assert profile_of(H200) == gpu_profile("h200") and profile_of(REAL_H200) is None
     assert is_simulated("cuda: NVIDIA H100, simulated: h100") and not is_simulated("cuda: NVIDIA H100, cpu: EPYC")

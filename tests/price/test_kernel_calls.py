@@ -7,25 +7,16 @@ from dataclasses import replace
 import pytest
 
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Span, Storage, TablePart
+from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, Span, Storage, TablePart
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
-from evenshard.price.kernel_calls import (
-    EVERY_DEVICE,
-    KernelCall,
-    Lookup,
-    list_held_parts,
-    part_lookups,
-    split_features,
-)
+from evenshard.price.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, list_held_parts, part_lookups, split_features
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, ROOMY, table
 
 PLAIN = table("plain", rows=100, dim=8, pooling=2.5)
 SHARED = replace(
-    table("shared", rows=50, dim=8, pooling=5.0),
-    feature_names=("a", "b"),
-    feature_pooling_factors=(1.0, 4.0),
+    table("shared", rows=50, dim=8, pooling=5.0), feature_names=("a", "b"), feature_pooling_factors=(1.0, 4.0)
 )
 SEQUENCE = replace(table("sequence", rows=40, dim=8, pooling=3.25), pooling="none")
 
@@ -39,14 +30,8 @@ def part(whole: Table, devices: tuple[int, ...], rows: Span | None = None, colum
     return TablePart(whole.name, rows or every[0], columns or every[1], devices)
 
 
-# What a call looks up -------------------------------------------------------------------------------------------------
-
-
-def test_a_plain_table_is_looked_up_as_it_is() -> None:
-    assert split_features(PLAIN, 64) == (Lookup(PLAIN, 64),)
-
-
 def test_each_feature_is_a_table_with_bags_of_its_own() -> None:
+    assert split_features(PLAIN, 64) == (Lookup(PLAIN, 64),)
     plain = replace(SHARED, feature_names=(), feature_pooling_factors=())
     assert split_features(SHARED, 64) == (
         Lookup(replace(plain, name="shared#0", pooling_factor=1.0), 64),
@@ -66,29 +51,10 @@ def test_bags_of_a_sequence_are_samples_and_a_model_of_pooled_lookups_sees_bags_
     assert Lookup(PLAIN, 64).pooled == Lookup(PLAIN, 64)
 
 
-def test_sequences_of_several_features_are_one_table_of_the_samples_of_each() -> None:
-    """Whose rows they share: what is distinct is so among all their lookups."""
-    both = replace(SEQUENCE, feature_pooling_factors=(3.0, 0.25))
-    assert split_features(both, 64) == (Lookup(replace(SEQUENCE, pooling_factor=1.625), 128),)
-    assert split_features(both, 64)[0].pooled == split_features(SEQUENCE, 64)[0].pooled
-
-
 def test_a_part_with_a_cache_is_looked_up_in_it() -> None:
-    for storage, is_cached in (
-        (ON_DEVICE, False),
-        (Storage(FUSED_UVM), False),
-        (Storage(FUSED_UVM_CACHING, 0.1), True),
-    ):
+    for storage, is_cached in ((Storage(FUSED_UVM), False), (Storage(FUSED_UVM_CACHING, 0.1), True)):
         (found,) = part_lookups(replace(part(PLAIN, (0,)), storage=storage), PLAIN, task_of(PLAIN))
         assert found == Lookup(PLAIN, 64, is_cached=is_cached)
-
-
-def test_what_the_kernel_does_not_see_makes_no_other_table() -> None:
-    named = replace(PLAIN, feature_names=("x",))
-    assert split_features(named, 64) == split_features(PLAIN, 64)
-    assert split_features(replace(PLAIN, miss_ratios=(0.5,) * 14 + (0.0,)), 64) == split_features(PLAIN, 64)
-    hot = replace(PLAIN, row_shares=(0.9, 0.1))  # where it reads rows, it does see
-    assert [one.table for one in split_features(hot, 64)] == [hot]
 
 
 def test_a_part_is_looked_up_for_all_samples_with_the_lookups_of_its_rows() -> None:
@@ -129,27 +95,15 @@ def test_deduplicated_sequences_are_looked_up_once_for_each_device_that_sends_th
     assert replica.lookups[0].table.reuse_bins == pytest.approx(READ_ONCE)
 
 
-# Which parts share one ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, {}),
-        ({"module": "user.ebc"}, {"module": "user.ebc"}),
-        ({"weight_bits": 16}, {"data_type": "fp16"}),
-        ({"weight_bits": 16, "data_type": "bf16"}, {"data_type": "bf16"}),
-        ({"pooling": "mean"}, {"pooling": "mean"}),
-        ({"is_weighted": True}, {"is_weighted": True}),
-    ],
-)
-def test_a_call_is_of_one_module_type_precision_pooling_and_weighting(
-    change: dict[str, object], expected: dict[str, object]
-) -> None:
-    one = replace(PLAIN, **change)
-    task = task_of(one)
-    (held,) = list_held_parts(task, parts_by_table(task, [part(one, (2,))]))
-    assert held.call == KernelCall("", "column_wise", "fp32", "sum", False)._replace(**expected)
+def test_a_call_is_of_one_module_type_precision_pooling_and_weighting() -> None:
+    one = replace(PLAIN, module="user.ebc", weight_bits=16, data_type="bf16", pooling="mean", is_weighted=True)
+    for table_of, expected in (
+        (PLAIN, KernelCall("", "column_wise", "fp32", "sum", False)),
+        (one, KernelCall("user.ebc", "column_wise", "bf16", "mean", True)),
+    ):
+        task = task_of(table_of)
+        (held,) = list_held_parts(task, parts_by_table(task, [part(table_of, (2,))]))
+        assert held.call == expected
 
 
 def test_parts_of_unlike_types_share_no_call() -> None:
@@ -165,11 +119,7 @@ def test_parts_of_unlike_types_share_no_call() -> None:
         part(replica, (0, 1, 2, 3)),
     ]
     held = list(list_held_parts(task, parts_by_table(task, parts)))
-    assert [one.call.sharding_type for one in held] == [
-        *["column_wise"] * 2,
-        *["row_wise"] * 4,
-        *["column_wise"] * 2,
-        "data_parallel",
-    ]
+    types = ["column_wise"] * 2 + ["row_wise"] * 4 + ["column_wise"] * 2 + ["data_parallel"]
+    assert [one.call.sharding_type for one in held] == types
     assert len({one.call for one in held if one.device == 0}) == 2
     assert [one.lookups[0][0].num_rows for one in held if one.call.sharding_type == "row_wise"] == [25] * 4

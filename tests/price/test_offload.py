@@ -5,24 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
+from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.kernel_calls import Lookup
-from evenshard.price.offload import (
-    PROCESSOR_GB_S,
-    SSD_GB_S,
-    HostLink,
-    host_link,
-    offload_ms,
-)
-from evenshard.tables.reuse import power_law_reuse_bins
+from evenshard.price.offload import PROCESSOR_GB_S, SSD_GB_S, HostLink, host_link, offload_ms
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE
 
@@ -41,14 +30,6 @@ def times_us(
     """Forward and backward."""
     forward_ms, backward_ms = offload_ms([Lookup(table, BATCH, optimizer)], storage, miss, link)
     return forward_ms * 1e3, backward_ms * 1e3
-
-
-@pytest.mark.parametrize("optimizer", STATE_NUMBERS)
-def test_what_is_in_device_memory_costs_nothing_more(optimizer: str) -> None:
-    assert offload_ms([Lookup(PLAIN, BATCH, optimizer)], ON_DEVICE, 1.0, LINK) == (0.0, 0.0)
-
-
-# By hand -------------------------------------------------------------------------------------------------------------
 
 
 def test_managed_rows_are_read_once_forward_and_read_and_written_backward() -> None:
@@ -101,10 +82,10 @@ def test_the_processor_of_the_host_moves_rows_and_the_link_outputs() -> None:
     assert times_us(on_host, optimizer="rowwise_adagrad")[1] == pytest.approx(outputs_us + 2 * rows_us + of_rows_us)
 
 
-@pytest.mark.parametrize(("dim", "bits", "line_bytes"), [(4, 32, 64), (16, 32, 64), (32, 16, 64), (20, 32, 128)])
-def test_host_memory_is_read_in_lines(dim: int, bits: int, line_bytes: float) -> None:
-    narrow = replace(PLAIN, embedding_dim=dim, weight_bits=bits)
-    assert times_us(UVM, narrow)[0] == pytest.approx(LOOKUPS * line_bytes / 10 / 1e3)
+def test_host_memory_is_read_in_lines() -> None:
+    for dim, bits, line_bytes in ((4, 32, 64), (16, 32, 64), (32, 16, 64), (20, 32, 128)):
+        narrow = replace(PLAIN, embedding_dim=dim, weight_bits=bits)
+        assert times_us(UVM, narrow)[0] == pytest.approx(LOOKUPS * line_bytes / 10 / 1e3)
 
 
 def test_lookups_of_a_row_share_a_transfer_only_while_it_is_under_way() -> None:
@@ -119,19 +100,12 @@ def test_lookups_of_a_row_share_a_transfer_only_while_it_is_under_way() -> None:
     assert alone[1] == some[1] == all_of_them[1] == pytest.approx(2 * all_of_them[0])
 
 
-# The host ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("memory_gb_s", "read", "exchange", "update"),
-    [(math.inf, 50, 50, 40), (90, 50, 45, 40), (60, 50, 30, 30), (20, 20, 10, 10)],
-)
-def test_the_hosts_memory_may_be_slower_than_the_link(
-    memory_gb_s: float, read: float, exchange: float, update: float
-) -> None:
-    link = HostLink(50.0, memory_gb_s, update_share=0.8)
-    assert (link.read_gb_s, link.exchange_gb_s, link.update_gb_s) == (read, exchange, update)
-    assert link.processor_gb_s == (PROCESSOR_GB_S if memory_gb_s == math.inf else memory_gb_s)
+def test_the_hosts_memory_may_be_slower_than_the_link() -> None:
+    rates = {math.inf: (50, 50, 40), 90: (50, 45, 40), 60: (50, 30, 30), 20: (20, 10, 10)}
+    for memory_gb_s, expected in rates.items():
+        link = HostLink(50.0, memory_gb_s, update_share=0.8)
+        assert (link.read_gb_s, link.exchange_gb_s, link.update_gb_s) == expected
+        assert link.processor_gb_s == (PROCESSOR_GB_S if memory_gb_s == math.inf else memory_gb_s)
 
 
 def test_devices_of_a_host_share_its_memory_and_its_ssds() -> None:
@@ -146,50 +120,7 @@ def test_devices_of_a_host_share_its_memory_and_its_ssds() -> None:
     assert host_link(two_nodes, h100).memory_gb_s == 50.0
 
 
-# What must hold ------------------------------------------------------------------------------------------------------
-
 KERNELS_OUTSIDE = (FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
-
-
-@given(
-    kernel=st.sampled_from(KERNELS_OUTSIDE),
-    optimizer=st.sampled_from(list(STATE_NUMBERS)),
-    miss=st.floats(0.01, 0.9),
-    rows=st.sampled_from([10, 1000, 10**7]),
-    dim=st.sampled_from([4, 64, 128, 512]),
-    pooling=st.floats(0.5, 50.0),
-)
-def test_more_of_anything_is_never_faster(
-    kernel: str, optimizer: str, miss: float, rows: int, dim: int, pooling: float
-) -> None:
-    def took(miss: float, dim: int, batch_size: int, optimizer: str, link: HostLink) -> np.ndarray:
-        bins = power_law_reuse_bins(rows, pooling * BATCH, 1.05)
-        table = Table("t", rows, dim, pooling, bins)
-        return np.array(offload_ms([Lookup(table, batch_size, optimizer)], Storage(kernel), miss, link))
-
-    known = HostLink(memory_gb_s=80.0)
-    base = took(miss, dim, BATCH, optimizer, known)
-    assert (base > 0).all()
-    for more in (
-        took(miss + 0.1, dim, BATCH, optimizer, known),
-        took(miss, 2 * dim, BATCH, optimizer, known),
-        took(miss, dim, 2 * BATCH, optimizer, known),
-        took(miss, dim, BATCH, "adam", known),
-        took(miss, dim, BATCH, optimizer, replace(known, memory_gb_s=40.0)),
-        took(miss, dim, BATCH, optimizer, replace(known, host_gb_s=25.0)),
-        took(miss, dim, BATCH, optimizer, replace(known, ssd_gb_s=known.ssd_gb_s / 2)),
-    ):
-        assert (more >= base * (1 - 1e-12)).all()
-
-
-def test_a_part_is_the_sum_of_its_features() -> None:
-    tables = [
-        replace(PLAIN, name=f"t{dim}", embedding_dim=dim, pooling_factor=dim / 7) for dim in (4, 16, 64, 128, 256)
-    ]
-    lookups = [Lookup(table, BATCH * (1 + number), "adam") for number, table in enumerate(tables)]
-    whole = offload_ms(lookups, UVM, 0.0, HostLink())
-    each = [offload_ms([one], UVM, 0.0, HostLink()) for one in lookups]
-    assert whole == pytest.approx(tuple(map(sum, zip(*each, strict=True))))
 
 
 def test_tables_that_nobody_looks_up_cost_nothing() -> None:

@@ -15,7 +15,6 @@ from evenshard.price.gpu_profile import (
     RATES,
     GpuProfile,
     gpu_profile,
-    is_data_sheet,
     read_profile,
     sources_of,
     write_profile,
@@ -48,62 +47,26 @@ def written(tmp_path: Path, content: object) -> Path:
     return path
 
 
-# Those that come with evenshard --------------------------------------------------------------------------------------
+def test_each_profile_is_complete_physical_and_names_its_sources() -> None:
+    for name in profile_names():
+        found, sources = read_profile(profile_path(name), GpuProfile), sources_of(profile_path(name))
+        numbers = {field.name: getattr(found, field.name) for field in fields(found) if field.type == "float"}
+        zero = {constant for constant, number in numbers.items() if number <= 0}
+        beside = set() if name == "rtx_2080_ti" else {"short_call_us", "medium_call_us"}
+        assert zero - set(BY_KERNEL) == beside and zero & set(BY_KERNEL) in (set(), set(BY_KERNEL))
+        assert found.hbm_efficiency <= 1 and found.l2_usable_share <= 1 and found.hbm_gb_s < 3 * found.l2_gb_s
+        assert found.bag_hit_ns < found.bag_miss_ns, "the L2 is nearer than memory"
+        assert link(found.link).bandwidth_gb_s > 0
+        assert set(sources) == set(numbers) and all(len(source) > 10 for source in sources.values())
 
 
-def test_the_devices_of_the_papers_and_of_this_year_come_with_evenshard() -> None:
-    fitted = {name for name in profile_names() if not is_data_sheet(profile_path(name))}
-    assert fitted == {"a100_40gb", "a100_80gb", "h100", "h200", "rtx_2080_ti", "v100"}
-    assert set(profile_names()) - fitted == {"b200", "b300", "gb300", "l40s", "rtx_pro_6000", "mi300x", "mi350x"}
-
-
-@pytest.mark.parametrize("name", profile_names())
-def test_each_profile_is_complete_physical_and_names_its_sources(name: str) -> None:
-    found = read_profile(profile_path(name), GpuProfile)
-    numbers = {field.name: getattr(found, field.name) for field in fields(found) if field.type == "float"}
-    assert all(isinstance(number, float) for number in numbers.values())
-    zero = {constant for constant, number in numbers.items() if number <= 0}
-    beside = set() if name == "rtx_2080_ti" else {"short_call_us", "medium_call_us"}
-    assert zero - set(BY_KERNEL) == beside and zero & set(BY_KERNEL) in (set(), set(BY_KERNEL))
-    assert found.hbm_efficiency <= 1 and found.l2_usable_share <= 1 and found.hbm_gb_s < 3 * found.l2_gb_s
-    assert found.bag_hit_ns < found.bag_miss_ns, "the L2 is nearer than memory"
-    assert link(found.link).bandwidth_gb_s > 0
-    sources = sources_of(profile_path(name))
-    assert set(sources) == set(numbers) and all(len(source) > 10 for source in sources.values())
-    if not is_data_sheet(profile_path(name)):
-        content = yaml.safe_load(profile_path(name).read_text())
-        assert set(content) | {"extrapolated_from"} == {field.name for field in fields(GpuProfile)}
-        assert "evidence" in content, "an empty list says that there is none"
-        assert found.extrapolated_from in ("", *profile_names()) and found.extrapolated_from != name
-
-
-@pytest.mark.parametrize(
-    ("driver", "name"),
-    [
-        ("NVIDIA B200", "b200"),
-        ("NVIDIA B300 SXM6 AC", "b300"),
-        ("NVIDIA GB300", "gb300"),
-        ("NVIDIA L40S", "l40s"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000"),
-        ("AMD Instinct MI300X", "mi300x"),
-        ("AMD Instinct MI350X", "mi350x"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA A100-SXM4-80GB", "a100_80gb"),
-        ("NVIDIA A100-SXM4-40GB", "a100_40gb"),
-        ("A100-PG509-200", "a100_40gb"),
-        ("Tesla V100-SXM2-32GB", "v100"),
-        ("NVIDIA GeForce RTX 2080 Ti", "rtx_2080_ti"),
-        ("NVIDIA GeForce RTX 2080", None),
-        ("NVIDIA GH200 480GB", None),
-        ("cpu", None),
-    ],
-)
-def test_a_gpu_has_the_profile_of_its_name(driver: str, name: str | None) -> None:
-    assert profile_of_gpu(driver) == name
-
-
-# A file of one's own -------------------------------------------------------------------------------------------------
+def test_a_gpu_has_the_profile_of_its_name() -> None:
+    drivers = {
+        "NVIDIA GB300": "gb300", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100_80gb",
+        "A100-PG509-200": "a100_40gb", "NVIDIA GeForce RTX 2080 Ti": "rtx_2080_ti", "AMD Instinct MI300X": "mi300x",
+        "NVIDIA GeForce RTX 2080": None, "NVIDIA GH200 480GB": None, "cpu": None,
+    }  # fmt: skip
+    assert {driver: profile_of_gpu(driver) for driver in drivers} == drivers
 
 
 def test_a_profile_is_found_by_name_or_by_path() -> None:
@@ -114,42 +77,18 @@ def test_a_profile_is_found_by_name_or_by_path() -> None:
         profile_path("abacus")
 
 
-def test_whole_numbers_are_numbers_too(tmp_path: Path) -> None:
-    found = read_profile(written(tmp_path, SOUND), Kettle)
-    assert found == Kettle("Acme", 1.7, 2200.0) and isinstance(found.watts, float)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ({name: SOUND[name] for name in ("maker", "litres")}, "watts is missing"),
-        ({name: SOUND[name] for name in ("litres", "watts")}, "maker is missing"),
         ({**SOUND, "colour": "red"}, "'colour' is unknown"),
-        (
-            {"maker": "Acme", "pints": {"value": 3, "source": "an older version"}},
-            "3 problems: .*'pints' is unknown.* calibrate again",
-        ),
-        ({**SOUND, "watts": 2200}, "constant watts needs a value and a source"),
-        ({**SOUND, "watts": {"value": 2200}}, "constant watts needs a value and a source"),
         ({**SOUND, "watts": {"value": 2200, "source": ""}}, "constant watts needs a value and a source"),
-        (
-            {**SOUND, "watts": {"value": 2200, "source": ["a", "b"]}},
-            r"the source of 'watts' is \['a', 'b'\], not a string",
-        ),
-        ({**SOUND, "watts": {"source": "data sheet"}}, "watts is None, not a number"),
         ({**SOUND, "watts": {"value": "2200", "source": "data sheet"}}, "watts is '2200', not a number"),
-        ({**SOUND, "watts": {"value": True, "source": "data sheet"}}, "watts is True, not a number"),
         ({**SOUND, "watts": {"value": -1, "source": "data sheet"}}, "watts is -1.0, not a number from 0"),
-        ({**SOUND, "watts": {"value": 10**299, "source": "data sheet"}}, "watts is 1e.299"),
-        ({**SOUND, "watts": {"value": 10**400, "source": "data sheet"}}, "watts is .*, not a finite number"),
         ({**SOUND, "watts": {"value": float("nan"), "source": "data sheet"}}, "watts is nan"),
-        ({**SOUND, "watts": {"value": float("inf"), "source": "data sheet"}}, "watts is inf"),
-        ({**SOUND, "evidence": "much"}, "evidence is 'much', not a list"),
         ({**SOUND, "evidence": [{"points": "boils"}]}, r"evidence\[0\]: source is missing"),
         ([], "is not a YAML mapping of constants"),
-        ("", "is not a YAML mapping of constants"),
         ("maker: [", "not readable as YAML"),
-        ("\x00", "not readable as YAML"),
     ],
 )
 def test_a_broken_profile_is_named_with_file_and_constant(tmp_path: Path, content: object, words: str) -> None:
@@ -157,17 +96,6 @@ def test_a_broken_profile_is_named_with_file_and_constant(tmp_path: Path, conten
     with pytest.raises(BadFile, match=words) as caught:
         read_profile(path, Kettle)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_missing_file_or_a_folder_is_a_bad_file(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="no such file"):
-        read_profile(tmp_path / "none.yaml", Kettle)
-    with pytest.raises(BadFile, match="not readable as YAML"):
-        read_profile(tmp_path, Kettle)
-    latin = tmp_path / "latin.yaml"
-    latin.write_bytes("maker: Süd".encode("latin-1"))
-    with pytest.raises(BadFile, match="not readable as YAML"):
-        read_profile(latin, Kettle)
 
 
 BOILS = Evidence("boils of a litre", "Acme's laboratory", 12, 20, 3.0, 9.5)
@@ -189,10 +117,10 @@ def test_a_calibrated_profile_keeps_the_other_constants_and_their_sources(tmp_pa
         write_profile(tmp_path / "none.yaml", {}, "nothing", [], path)
 
 
-@pytest.mark.parametrize("name", RATES)
-def test_no_time_is_divided_by_zero(tmp_path: Path, name: str) -> None:
-    content = yaml.safe_load(profile_path("h200").read_text())
-    content[name]["value"] = 0
-    (tmp_path / "gpu.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(BadFile, match=f"constant {name} is 0.0, not a number from 1e-09"):
-        gpu_profile(str(tmp_path / "gpu.yaml"))
+def test_no_time_is_divided_by_zero(tmp_path: Path) -> None:
+    for name in RATES:
+        content = yaml.safe_load(profile_path("h200").read_text())
+        content[name]["value"] = 0
+        (tmp_path / "gpu.yaml").write_text(yaml.safe_dump(content))
+        with pytest.raises(BadFile, match=f"constant {name} is 0.0, not a number from 1e-09"):
+            gpu_profile(str(tmp_path / "gpu.yaml"))

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import pytest
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import whole_part
+from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import link
 from evenshard.price.simulated_price import build_device_kind
-from evenshard.price.step import PartCosts
+from evenshard.price.step import DENSE_PASSES, DIVISION_PASSES, DeviceKind, PartCosts, dense_ms
 from evenshard.price.step_time import LARGEST_SUM, PIPELINES
+from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
+from support.additive_price import AdditivePrice
+from support.search_builders import costs_of, some_tables
 
 # Device 0 has the most lookups, device 1 the widest outputs: each window of a step has another slowest device.
 TABLES = (Table("looked up", 10**6, 16, 200.0), Table("wide", 10**4, 1024, 1.0), Table("small", 10**4, 16, 2.0))
@@ -57,3 +62,29 @@ def test_parts_take_the_compute_time_that_devices_have_alone_and_save_without_th
         saved_ms = compute_ms(range(3), device) - compute_ms(left, device)
         expected = compute_ms([number], device) - saved_ms
         assert alone_ms[number] - adds_ms[number] == pytest.approx(expected, rel=1e-3)
+
+
+class Unsure(AdditivePrice):
+    def interval(self, members_M: FloatArray) -> float:
+        return float(np.log(2.0))
+
+
+def test_replicas_are_updated_backward_and_means_divided_by_the_slowest_memory() -> None:
+    """Of 16 million weights on devices of 100 and 50 bytes a ns: each is updated at its own speed."""
+    table = Table("t", 10**6, 16, 1.0, pooling="mean", module="m")
+    task, kinds = ShardingTask((table,), Nodes.one_node(2), (2**33,) * 2, 1_000), [100.0, 50.0]
+    kinds_of = [DeviceKind(Unsure({"t": 2.5}), one) for one in kinds]
+    costs = PartCosts(task, kinds_of, [0, 1], Links(link("nvlink_h200"), None))
+    found = costs.predict([whole_part(table, (0, 1))])
+    for device, bytes_per_ns in zip(found.devices, kinds, strict=True):
+        assert device.predicted_bwd_compute_ms == pytest.approx(16e6 * 4 * DENSE_PASSES / bytes_per_ns / 1e6)
+    assert (found.low_ms, found.high_ms) == pytest.approx((found.predicted_ms / 2, found.predicted_ms * 2))
+    assert costs.division_ms({table.collection}) == pytest.approx(DIVISION_PASSES * 4 * 500 * 16 / 50 / 1e6)
+    assert dense_ms(1e6, 10.0, "adam") == pytest.approx(4 * (DENSE_PASSES + 2 * 2) / 10)  # two states in and out
+
+
+def test_placements_that_are_predicted_together_take_what_each_takes() -> None:
+    costs = costs_of(some_tables(3), Nodes.one_node(2))
+    placements = [Placement(one, 2) for one in ((0, 1, 1), (1, 1, 1), (0, 0, 1))]
+    each = [costs.predict(one.parts(costs.task.tables)).predicted_ms for one in placements]
+    assert [one.predicted_ms for one in costs.predict_whole(placements)] == pytest.approx(each)

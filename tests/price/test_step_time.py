@@ -9,15 +9,7 @@ import pytest
 
 from evenshard.placement.memory import PIPELINES
 from evenshard.price.costs import DeviceCost, PlacementCost
-from evenshard.price.step_time import (
-    LARGEST_SUM,
-    Phases,
-    device_ms,
-    hidden_ms,
-    kernels_ms,
-    round_for_sorting,
-    step_ms,
-)
+from evenshard.price.step_time import LARGEST_SUM, Phases, device_ms, hidden_ms, kernels_ms, round_for_sorting, step_ms
 
 # Two devices: indices, forward, forward exchange, backward exchange, backward.
 ONE, OTHER = (1.0, 4.0, 2.0, 3.0, 10.0), (2.0, 7.0, 1.0, 1.0, 8.0)

@@ -79,9 +79,6 @@ def annealed(
     return Annealing(Proposals(of.placer, rng), rng, lambda: False, noted).run(Best.of(start), changes, make, phases)
 
 
-# Energy ---------------------------------------------------------------------------------------------------------------
-
-
 def test_energy_is_the_slowest_device_and_a_little_closeness() -> None:
     """9.5 and 6.5, of which all but the other devices' closeness is the time of a step."""
     chains = chains_at(additive(), (0, 0, 1, 1))
@@ -106,9 +103,6 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
     assert energies(chains) == pytest.approx((plain + np.array([0, 0.5 * UNUSUAL]) * chains.cost_N).tolist())
 
 
-# Batches --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_that_are_made_at_once_touch_other_devices_and_groups(seed: int) -> None:
     of, rng = starts_of(costs_of(some_tables(8, seed), Nodes.one_node(8))), np.random.default_rng(seed)
@@ -129,23 +123,6 @@ def test_changes_that_are_made_at_once_touch_other_devices_and_groups(seed: int)
             assert sum(map(len, touched)) == len(set().union(*touched))
 
 
-def test_several_changes_of_a_batch_are_made() -> None:
-    """Eight equal tables, two on each of four devices, end on eight."""
-    tables = tuple(Table(f"t{at}", 10**6, 64, 20.0) for at in range(8))
-    of = starts_of(costs_of(tables, Nodes.one_node(8), limits=of_types(tables, "table_wise")))
-    used = [4]
-    annealed(
-        of,
-        chains_at(of, (0, 0, 2, 2, 4, 4, 6, 6)),
-        8_000,
-        lambda chains, best: used.append(len(np.unique(chains.place_NGS[0, :, 0]))),
-    )
-    assert max(np.diff(used)) > 1 and used[-1] == 8
-
-
-# Runs -----------------------------------------------------------------------------------------------------------------
-
-
 def test_placements_beyond_the_memory_are_never_noted() -> None:
     """5 + 4 + 3 + 3 on three devices, with memory for two tables on each: all begin on one device."""
     of = additive(3, room_bytes=8)
@@ -160,8 +137,13 @@ def test_placements_beyond_the_memory_are_never_noted() -> None:
     assert annealed(of, start, note=note)[-1].cost_N.tolist() == pytest.approx([6.5])
 
 
-def test_without_heat_the_energy_never_rises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_energy_rises_with_heat_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """5 + 4 against 3 + 3 ends with the 4 in the place of a 3."""
+    hot: list[float] = []
+    of, phase = additive(), ((1.0, None, 0.0, 1.0),)
+    monkeypatch.setattr(annealing, "HEAT", 1.0)
+    annealed(of, chains_at(of, (0, 0, 1, 1)), 600, lambda chains, best: hot.extend(energies(chains)), phase)
+    assert hot != sorted(hot, reverse=True)
     for name, value in (("HEAT", 0.0), ("COOLEST_START", 1e-12), ("END", 1e-12)):
         monkeypatch.setattr(annealing, name, value)
     of, found = additive(), []
@@ -181,11 +163,3 @@ def test_fewer_chains_are_kept_in_later_phases_and_end_no_worse() -> None:
     assert [len(one.cost_N) for one in found] == [min(kept or 5, 5) for _, kept, *_ in PHASES]
     least = [one.cost_N.min() for one in found]
     assert least == sorted(least, reverse=True) and least[-1] == pytest.approx(8.5)
-
-
-def test_a_run_that_is_over_answers_with_its_starts() -> None:
-    of = additive()
-    start, rng = Best.of(chains_at(of, (0, 0, 1, 1))), np.random.default_rng(0)
-    run = Annealing(Proposals(of.placer, rng), rng, lambda: True, lambda tried, best: pytest.fail("no batch is due"))
-    found = run.run(start, 1_000, lambda option_NG, place_NGS: Chains(of.space, option_NG, place_NGS))
-    assert all(one.cost_N.tolist() == pytest.approx([9.5]) for one in found)

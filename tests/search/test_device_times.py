@@ -59,7 +59,7 @@ def test_shards_are_not_shared_out(weights: list[float], devices: int, least: fl
     assert bound_ms <= least + 0.5
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_placement_is_below(seed: int) -> None:
     rng = np.random.default_rng(seed)
     devices = int(rng.integers(2, 4))
@@ -117,7 +117,7 @@ def test_a_device_takes_once_what_one_of_its_shards_does(
 def test_shards_that_fit_together_have_at_most_one(number: int) -> None:
     """Drawn shares of a room that they fill, or nearly, small ones and equal ones among them."""
     rng = np.random.default_rng(number)
-    for _ in range(500):
+    for _ in range(200):
         count = int(rng.integers(1, 8))
         shares = rng.dirichlet(np.full(count, rng.choice([0.3, 3.0, 1e4]))) * rng.choice([1.0, 0.97])
         assert FUNCTIONS[number](shares).sum() <= 1 + 1e-9

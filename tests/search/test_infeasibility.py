@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,41 +13,23 @@ from evenshard.base.units import BYTES_PER_GB as GB
 from evenshard.base.units import missing_text
 from evenshard.placement.sharding import ROW_WISE
 from evenshard.placement.task import ShardingTask
-from evenshard.search.infeasibility import find_reason, require_feasible
-from support.builders import capped
+from evenshard.search.infeasibility import find_reason, no_device_error, require_feasible
+from support.builders import sized, task
 from support.constraint_builders import gb_task, legal_placements, limited, limited_tasks, only
 
 
-def reason_of(of_task: ShardingTask, cut: Sequence[int] = ()) -> InfeasibleTask | None:
-    """The reason where some tables may be cut by rows too."""
+def why(of_task: ShardingTask, cut: int | None = None) -> str:
+    """The reason where one table may be cut by rows too; empty where there is none."""
     whole = of_task.as_whole
-    limits = tuple(
-        replace(own, types=own.types | {ROW_WISE}) if at in cut else own for at, own in enumerate(whole.limits)
-    )
-    return find_reason(replace(whole, limits=limits))
+    limits = [replace(own, types=own.types | {ROW_WISE}) if at == cut else own for at, own in enumerate(whole.limits)]
+    found = find_reason(replace(whole, limits=tuple(limits)))
+    return "" if found is None else f"{found.problem} {found.remedy}"
 
 
-def why(of_task: ShardingTask) -> str:
-    found = reason_of(of_task)
-    assert found is not None and found.problem.endswith(".") and found.remedy.endswith(".")
-    return f"{found.problem} {found.remedy}"
-
-
-def test_a_possible_task_has_no_reason() -> None:
-    assert reason_of(gb_task([4, 4])) is None
-    limits = {
-        "together": ((0, 1),),
-        "apart": ((0, 2),),
-        "allowed": (None, only(0), None),
-        "table_optimizers": {"t0": "adagrad"},
-    }
-    assert reason_of(limited(gb_task([1, 2, 3]), **limits)) is None
-
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(of_task=limited_tasks())
 def test_a_task_with_a_reason_has_no_placement(of_task: ShardingTask) -> None:
-    if reason_of(of_task) is not None:
+    if why(of_task):
         assert not legal_placements(of_task)
         with pytest.raises(InfeasibleTask, match=r"^task: "):
             require_feasible(of_task)
@@ -55,118 +37,83 @@ def test_a_task_with_a_reason_has_no_placement(of_task: ShardingTask) -> None:
         require_feasible(of_task)
 
 
-# Rules that contradict each other ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nowhere", [only(), only(7)])
-def test_a_table_that_may_live_nowhere(nowhere: frozenset[int]) -> None:
-    of_task = limited(gb_task([1, 2]), allowed=(None, nowhere))
-    assert why(of_task) == "table t1 has no allowed device. Allow at least one of devices 0 to 1."
-
-
-def test_tables_together_that_share_no_device() -> None:
-    of_task = limited(gb_task([1, 1, 1]), allowed=(only(0), only(1), None), together=((0, 1, 2),))
-    assert why(of_task).startswith("tables t0, t1, t2 must stay together, but no device is allowed for all of them.")
-
-
-def test_tables_together_and_apart() -> None:
-    """t0 and t2 are together by way of t1."""
-    of_task = limited(gb_task([1, 1, 1, 1]), together=((0, 1), (1, 2)), apart=((2, 3), (3, 2, 0)))
-    assert why(of_task) == "tables t0, t2 must stay both together and apart. Drop one of the two rules."
-
-
-def test_more_tables_apart_than_devices() -> None:
-    of_task = limited(gb_task([0.1] * 6, devices=4), apart=((0, 1, 2, 3),))
-    assert reason_of(of_task) is None
-    assert why(limited(of_task, apart=((0, 1, 2, 3, 5),))) == (
+SIX_APART: dict[str, Any] = {"apart": ((0, 1, 2, 3, 5),)}
+PINNED: dict[str, Any] = {"allowed": (only(1), only(1), only(1), None)}
+REASONS: list[tuple[ShardingTask, str]] = [
+    # Rules that contradict each other
+    (limited(gb_task([1, 2]), allowed=(None, only(7))), "table t1 has no allowed device. Allow at least one of"),
+    (
+        limited(gb_task([1, 1, 1]), allowed=(only(0), only(1), None), together=((0, 1, 2),)),
+        "tables t0, t1, t2 must stay together, but no device is allowed for all of them.",
+    ),
+    (
+        limited(gb_task([1, 1, 1, 1]), together=((0, 1), (1, 2)), apart=((2, 3), (3, 2, 0))),
+        "tables t0, t2 must stay both together and apart. Drop one of the two rules.",
+    ),
+    (
+        limited(gb_task([0.1] * 6, devices=4), **SIX_APART),
         "tables t0, t1, t2 and 2 more must stay apart, but there are only 4 devices. "
-        "Raise num_devices to at least 5, or keep fewer tables apart."
-    )
-
-
-def test_more_tables_apart_than_devices_they_may_live_on() -> None:
-    of_task = limited(gb_task([0.1] * 3, devices=3), apart=((0, 1, 2),), allowed=(only(2), None, only(2)))
-    assert why(of_task).startswith("tables t0, t2 must stay apart, but are only allowed on device 2.")
-
-
-# Too large -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_table_larger_than_a_device_with_its_optimizer_state_apart() -> None:
-    of_task = limited(gb_task([3, 1]), table_optimizers={"t0": "adagrad"})
-    assert why(of_task) == (
+        "Raise num_devices to at least 5, or keep fewer tables apart.",
+    ),
+    (
+        limited(gb_task([0.1] * 3, devices=3), apart=((0, 1, 2),), allowed=(only(2), None, only(2))),
+        "tables t0, t2 must stay apart, but are only allowed on device 2.",
+    ),
+    # Too large for a device
+    (
+        limited(gb_task([3, 1]), table_optimizers={"t0": "adagrad"}),
         "table t0 needs 6.00 GB (3.00 GB of weights, 3.00 GB of state, inputs and outputs), more than a whole device "
-        "(cap 4.00 GB each): 2.00 GB is missing. Raise memory_cap_gb."
-    )
-    assert reason_of(capped(of_task, 6 * GB)) is None
-
-
-def test_the_largest_of_several() -> None:
-    text = why(gb_task([4.5, 6.5, 5]))
-    assert "t1 needs 6.50 GB" in text and "2.50 GB is missing; 2 more are too large" in text
-
-
-def test_tables_together_are_one_large_one_and_cannot_be_split() -> None:
-    text = why(limited(gb_task([3, 2]), together=((0, 1),)))
-    assert "tables t0, t1, which must stay together, need 5.00 GB" in text
-    assert text.endswith("Raise memory_cap_gb, or do not keep them together.")
-
-
-def test_a_table_larger_than_the_largest_of_unlike_devices() -> None:
-    text = why(limited(gb_task([5, 1]), room_bytes=(3 * GB, 4 * GB)))
-    assert "(caps 3.00 GB to 4.00 GB): 1.00 GB is missing." in text
-
-
-def test_a_table_larger_than_the_devices_it_may_live_on() -> None:
-    of_task = limited(gb_task([3, 1, 1], 3), room_bytes=(GB, 2 * GB, 9 * GB), allowed=(only(0, 1), None, None))
-    assert why(of_task).startswith(
+        "(cap 4.00 GB each): 2.00 GB is missing. Raise memory_cap_gb.",
+    ),
+    (gb_task([4.5, 6.5, 5]), "table t1 needs 6.50 GB, more than a whole device (cap 4.00 GB each): 2.50 GB is"),
+    (limited(gb_task([3, 2]), together=((0, 1),)), "tables t0, t1, which must stay together, need 5.00 GB"),
+    (
+        limited(gb_task([5, 1]), room_bytes=(3 * GB, 4 * GB)),
+        "table t0 needs 5.00 GB, more than a whole device (caps 3.00 GB to 4.00 GB): 1.00 GB is missing.",
+    ),
+    (
+        limited(gb_task([3, 1, 1], 3), room_bytes=(GB, 2 * GB, 9 * GB), allowed=(only(0, 1), None, None)),
         "table t0 needs 3.00 GB, more than devices 0, 1 can hold (2.00 GB), and no other device is allowed: 1.00 GB is "
-        "missing. Raise memory_cap_gb, or allow a larger device."
-    )
+        "missing. Raise memory_cap_gb, or allow a larger device.",
+    ),
+    # Devices that are overfull, the fewest of them
+    (limited(gb_task([2, 1, 1.5, 1]), **PINNED), "tables t0, t1, t2 need 4.50 GB, but may only use device 1 with 4.00"),
+    (
+        limited(gb_task([3, 3, 3, 1], devices=3), allowed=(only(0), only(1), only(0, 1), None)),
+        "tables t0, t1, t2 need 9.00 GB, but may only use devices 0, 1 with 8.00 GB: 1.00 GB",
+    ),
+    (
+        limited(gb_task([3, 2, 4, 1], devices=3), allowed=(only(0), only(0), only(0, 1), None)),
+        "tables t0, t1 need 5.00 GB, but may only use device 0 with 4.00 GB",
+    ),
+    (
+        gb_task([3, 3, 3, 1]),
+        "the tables need 10.00 GB, the 2 devices have 8.00 GB (cap 4.00 GB each): 2.00 GB is missing. "
+        "Raise memory_cap_gb or num_devices.",
+    ),
+    # Rules come before memory, and one table before all
+    (limited(gb_task([9, 9]), allowed=(only(), None)), "table t0 has no allowed device."),
+    (gb_task([9, 9]), "table t0 needs 9.00 GB, more than a whole device"),
+    (limited(gb_task([9, 9]), allowed=(only(0), only(0))), "table t0 needs 9.00 GB, more than device 0 can hold"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("of_task", "reason"), REASONS)
+def test_the_first_reason_is_told(of_task: ShardingTask, reason: str) -> None:
+    assert why(of_task).startswith(reason)
+
+
+def test_a_possible_task_has_no_reason() -> None:
+    assert not why(gb_task([4, 4]))
+    assert not why(limited(gb_task([2, 1, 1, 1]), **PINNED))
+    assert not why(limited(gb_task([0.1] * 6, devices=4), apart=((0, 1, 2, 3),)))
+    assert not why(limited(gb_task([1, 2, 3]), together=((0, 1),), apart=((0, 2),), table_optimizers={"t0": "adagrad"}))
 
 
 def test_a_table_that_may_be_cut_is_not_too_large() -> None:
-    of_task = gb_task([5, 1], devices=2, cap_gb=4)
-    assert reason_of(of_task, cut=(0,)) is None
-    assert str(reason_of(of_task, cut=(1,))) == why(of_task)
-
-
-# Overfull ------------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_pinned_to_one_device_and_overfills_it() -> None:
-    of_task = limited(gb_task([2, 1, 1.5, 1]), allowed=(only(1), only(1), only(1), None))
-    assert why(of_task).startswith(
-        "tables t0, t1, t2 need 4.50 GB, but may only use device 1 with 4.00 GB: 0.50 GB is missing."
-    )
-    assert reason_of(limited(gb_task([2, 1, 1, 1]), allowed=(only(1), only(1), only(1), None))) is None
-
-
-def test_what_may_only_live_on_some_devices_and_overfills_them() -> None:
-    """Neither device is overfull by what is pinned to it alone; the third device does not help."""
-    of_task = limited(gb_task([3, 3, 3, 1], devices=3), allowed=(only(0), only(1), only(0, 1), None))
-    assert "tables t0, t1, t2 need 9.00 GB, but may only use devices 0, 1 with 8.00 GB: 1.00 GB" in why(of_task)
-
-
-def test_the_fewest_devices_that_are_overfull_are_named() -> None:
-    """5 on device 0 alone, which is what makes 9 on the first two too much as well."""
-    of_task = limited(gb_task([3, 2, 4, 1], devices=3), allowed=(only(0), only(0), only(0, 1), None))
-    assert "tables t0, t1 need 5.00 GB, but may only use device 0 with 4.00 GB" in why(of_task)
-
-
-def test_all_tables_together() -> None:
-    assert why(gb_task([3, 3, 3, 1])) == (
-        "the tables need 10.00 GB, the 2 devices have 8.00 GB (cap 4.00 GB each): 2.00 GB is missing. "
-        "Raise memory_cap_gb or num_devices."
-    )
-    assert "the tables need at least 10.00 GB, the 2 devices have" in str(reason_of(gb_task([3, 3, 3, 1]), cut=(2,)))
-
-
-def test_rules_come_before_memory_and_one_table_before_all() -> None:
-    too_much = gb_task([9, 9])
-    assert "has no allowed device" in why(limited(too_much, allowed=(only(), None)))
-    assert "more than a whole device" in why(too_much)
-    assert "t0 needs 9.00 GB, more than device 0 can hold" in why(limited(too_much, allowed=(only(0), only(0))))
+    assert not why(gb_task([5, 1]), cut=0)
+    assert why(gb_task([5, 1]), cut=1) == why(gb_task([5, 1]))
+    assert "the tables need at least 10.00 GB" in why(gb_task([3, 3, 3, 1]), cut=2)
 
 
 def test_what_is_missing_is_rounded_up() -> None:
@@ -183,3 +130,10 @@ def test_names_are_cut_and_steer_no_terminal() -> None:
         require_feasible(replace(of_task, tables=tables))
     message = str(caught.value)
     assert message.isprintable() and len(message) < 500 and "Raise memory_cap_gb" in message
+
+
+def test_no_room_names_the_devices_allowed_and_what_must_stay_apart() -> None:
+    of_task = limited(task(sized(1, 1, 1), 3, cap=20), allowed=(only(0, 2), None, None), apart=((0, 1, 2),))
+    allowed, apart = (str(no_device_error(of_task, *one)) for one in (([0], [20, 0, 18]), ([1], [4, 4, 20])))
+    assert "no device of those allowed (devices 0, 2) has more than" in allowed
+    assert "all devices with enough memory hold tables to keep apart from it" in apart

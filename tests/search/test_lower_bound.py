@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice, permutations, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,15 +11,8 @@ import torch
 
 from evenshard.placement.memory import PIPELINES
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    GRID_SHARD,
-    SHARDING_TYPES,
-    TABLE_WISE,
-    TYPES,
-)
+from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE, USUAL_KERNELS
+from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, GRID_SHARD, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
@@ -31,13 +23,14 @@ from evenshard.price.step_time import LARGEST_SUM
 from evenshard.search.bound_lines import price_bounds
 from evenshard.search.chains import chains_of
 from evenshard.search.device_times import CutBounds, least_sums
-from evenshard.search.lower_bound import lower_bound_ms
+from evenshard.search.lower_bound import _least_offload, lower_bound_ms
 from evenshard.search.sharding_option import Choice
 from evenshard.search.space import SearchSpace
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 from support.convex_builders import random_model
+from support.search_builders import all_choices, costs_of, some_tables
 
 MACHINES = (Nodes.one_node(2), Nodes.one_node(3), Nodes(4, 2, inter="infiniband_ndr"))
 COLUMNS_ONLY = (TableLimits(frozenset({COLUMN_WISE})),)
@@ -82,13 +75,6 @@ def with_learned_price(costs: PartCosts, seed: int) -> PartCosts:
     return PartCosts(costs.task, [kind], [0] * costs.task.num_devices, costs.links, costs.pipeline)
 
 
-def choices_of_group(space: SearchSpace, group: int) -> Iterator[Choice]:
-    """Every option of a group on all of its places."""
-    for number, option in enumerate(space.options(group)):
-        for places in permutations(range(space.task.num_devices // option.span), len(option.shards)):
-            yield Choice(number, places)
-
-
 def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
     """Gives tables that may be cut by columns some more cuts, into parts of any widths."""
     for number, group in enumerate(space.groups):
@@ -104,7 +90,7 @@ def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
 
 def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
     """The costs of all placements, or of many where they are more."""
-    per_group = [list(choices_of_group(space, group)) for group in range(len(space.groups))]
+    per_group = [list(all_choices(space, group)) for group in range(len(space.groups))]
     if np.prod([len(choices) for choices in per_group]) <= MOST_PLACEMENTS:
         tried = list(product(*per_group))
     else:
@@ -112,20 +98,20 @@ def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
     return chains_of(space, tried).cost_N
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 7))])
 def test_no_placement_of_a_tiny_task_is_below_the_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    for _ in range(25):
+    for _ in range(10):
         space = SearchSpace(tiny_costs(rng))
         bound_ms = lower_bound_ms(space)
         cut_unevenly(space, rng)
         assert 0 < bound_ms <= float(costs_ms(space, rng).min())
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_no_placement_of_a_tiny_task_is_below_the_bound_of_a_cost_model(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    for number in range(10):
+    for number in range(6):
         costs = with_learned_price(tiny_costs(rng), number)
         small = tuple(replace(one, num_rows=min(one.num_rows, 200)) for one in costs.task.tables)
         space = SearchSpace(costs.of_task(replace(costs.task, tables=small)) if number % 2 else costs)
@@ -136,11 +122,8 @@ def test_no_placement_of_a_tiny_task_is_below_the_bound_of_a_cost_model(seed: in
 
 def test_a_set_of_types_pays_for_its_kernel_calls_and_collectives() -> None:
     """Tables of next to nothing: what is left is one call's floors and launches, and one collective's latencies."""
-    machine = Nodes.one_node(2)
     tables = tuple(Table(f"t{number}", 100, 4, 0.01) for number in range(2))
-    kind = build_device_kind(gpu_profile("h100"), Nodes(1, 1))
-    costs = PartCosts(ShardingTask(tables, machine, (2**30,) * 2, 8), [kind], [0, 0], Links(LINKS["nvlink_h100"]))
-    space = SearchSpace(costs)
+    space = SearchSpace(costs_of(tables, Nodes.one_node(2), profile="h100", batch_size=8))
     best_ms = float(costs_ms(space, np.random.default_rng(0)).min())
     assert 0.95 * best_ms < lower_bound_ms(space) <= best_ms
 
@@ -159,21 +142,12 @@ def test_the_least_sum_of_widths_by_their_number(values: list[list[float]], leas
     np.testing.assert_array_equal(found[:, 0], least)
 
 
-def test_a_table_of_fewer_blocks_than_others_is_cut_by_itself() -> None:
-    values = np.array([[[3.0, 4.0, 9.0], [3.0, 4.0, np.inf]]] * 2)
-    np.testing.assert_array_equal(least_sums(values, np.array([3, 2]), 2)[0], [[9, 7], [4, 6]])
-
-
 def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
     """One table of 128 columns, on three devices: some part has 44 of them at least."""
-    machine = Nodes.one_node(3)
-    task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (64 * 2**30,) * 3, 65_536, limits=COLUMNS_ONLY)
-    kind = build_device_kind(gpu_profile("h100"), machine)
-    space = SearchSpace(PartCosts(task, [kind], [0] * 3, Links(LINKS["nvlink_h100"])))
-    bound_ms = lower_bound_ms(space)
-    numbers = space.add_options(
-        0, [(space.column_type(0), widths, ON_DEVICE) for widths in ((44, 44, 40), (64, 32, 32))]
-    )
+    table = Table("t", 4_000_000, 128, 60.0)
+    space = SearchSpace(costs_of((table,), Nodes.one_node(3), profile="h100", limits=COLUMNS_ONLY, batch_size=65_536))
+    bound_ms, widths = lower_bound_ms(space), ((44, 44, 40), (64, 32, 32))
+    numbers = space.add_options(0, [(space.column_type(0), one, ON_DEVICE) for one in widths])
     even_ms, uneven_ms = chains_of(space, [[Choice(number, (0, 1, 2))] for number in numbers]).cost_N
     assert 0.9 * even_ms < bound_ms < even_ms < uneven_ms
 
@@ -182,11 +156,8 @@ def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
 def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: set[str]) -> None:
     """128 columns in two or four parts: none of fewer lanes is possible. A part of a grid is on two devices."""
     machine = Nodes(8, 2, inter="infiniband_ndr")
-    limits = (TableLimits(frozenset(types)),)
-    task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (2**36,) * 8, 65_536, limits=limits)
-    kind = build_device_kind(gpu_profile("h100"), Nodes(1, 1))
-    links = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
-    space = SearchSpace(PartCosts(task, [kind], [0] * 8, links))
+    limits, only = (TableLimits(frozenset(types)),), (Table("t", 4_000_000, 128, 60.0),)
+    space = SearchSpace(costs_of(only, machine, profile="h100", limits=limits, batch_size=65_536))
     bounds, (columns_PH,) = price_bounds(space.costs.prices[0]), space.lookups.columns_KPH
     cuts, table = CutBounds(space), space.table
     line = bounds.line_at(columns_PH.sum(axis=0))
@@ -202,46 +173,20 @@ def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: s
     assert (least_2W <= even_2W[:, cuts.options] * (1 + 1e-9)).all()
 
 
-@pytest.mark.slow
-def test_more_types_never_raise_the_bound() -> None:
-    rng = np.random.default_rng(3)
-    for costs in islice(iter(lambda: tiny_costs(rng), None), 40):
-        limits = tuple(TableLimits(own.types | {TABLE_WISE}) for own in costs.task.limits)
-        fewer = tuple(TableLimits(frozenset({TABLE_WISE})) for _ in limits)
-        of_all, of_whole = (
-            lower_bound_ms(SearchSpace(costs.of_task(replace(costs.task, limits=one)))) for one in (limits, fewer)
-        )
-        assert of_all <= of_whole * (1 + 1e-4)
-
-
-def some_tables(seed: int) -> tuple[Table, ...]:
-    """Three of unlike rows, dims and lookups."""
-    rng = np.random.default_rng(seed)
-    return tuple(
-        Table(f"t{at}", int(10 ** rng.uniform(3, 6.5)), int(rng.choice((16, 64, 128))), float(rng.uniform(1, 40)))
-        for at in range(3)
-    )
-
-
-def costs_of(tables: tuple[Table, ...], link: str, pipeline: str, limits: tuple[TableLimits, ...] = ()) -> PartCosts:
-    """On two devices."""
-    machine = Nodes.one_node(2)
-    task = ShardingTask(tables, machine, (64 * 2**30,) * 2, 16_384, limits=limits)
-    kind = build_device_kind(gpu_profile("h100"), machine)
-    return PartCosts(task, [kind], [0, 0], Links(LINKS[link]), pipeline)
-
-
 def test_a_table_that_decides_waits_for_the_exchanges_of_all() -> None:
     """One of three whole tables takes nearly all the time: the bound is its kernels and the mean exchanges."""
+    tables = (Table("large", 10**6, 64, 200.0), *some_tables(2))
     whole = (TableLimits(frozenset({TABLE_WISE})),) * 3
-    tables = (Table("large", 10**6, 64, 200.0), *some_tables(1)[1:])
-    for pipeline in (LARGEST_SUM, "base"):
-        space = SearchSpace(costs_of(tables, "nvlink_h100", pipeline, whole))
-        best_ms = float(costs_ms(space, np.random.default_rng(0)).min())
-        assert 0.94 * best_ms < lower_bound_ms(space) <= best_ms
+    space = SearchSpace(costs_of(tables, Nodes.one_node(2), profile="h100", limits=whole, pipeline="base"))
+    best_ms = float(costs_ms(space, np.random.default_rng(0)).min())
+    assert 0.94 * best_ms < lower_bound_ms(space) <= best_ms
 
 
-def test_hidden_indices_take_no_time_of_the_bound() -> None:
-    ways = ("prefetch", "none")
-    hidden, counted = (lower_bound_ms(SearchSpace(costs_of(some_tables(0), "ethernet_25g", one))) for one in ways)
-    assert hidden < counted
+def test_a_cache_of_any_size_takes_no_less_than_is_counted_for_the_next_smaller_one() -> None:
+    machine = Nodes(1, 1, host_bytes=(2**36,))
+    space = SearchSpace(costs_of([Table("t", 2**21, 128, 40.0)], machine, 2**29, kernels=USUAL_KERNELS))
+    storages = [option.storage for option in space.options(0)]
+    order = [at for _, at in sorted((one.load_factor, at) for at, one in enumerate(storages) if one.is_cached)]
+    bytes_W, *times_W = _least_offload(space, np.ones(len(storages)))
+    assert bytes_W[order].tolist() == [0.0] + [1.0] * (len(order) - 1)
+    assert all(took_W[order[-1]] == 0 < took_W[order[0]] for took_W in times_W)

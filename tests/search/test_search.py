@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from evenshard.base.errors import BadConfig, InfeasibleTask
+from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import whole_part
-from evenshard.placement.placement import Placement, check_sharding, parts_by_table
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    ROW_WISE,
-    SHARDING_TYPES,
-    TABLE_ROW_WISE,
-    TABLE_WISE,
-)
-from evenshard.placement.task import TableLimits
-from evenshard.planner.pricing import part_costs
+from evenshard.placement.parts import FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart, whole_part
+from evenshard.placement.placement import Placement, check_sharding
+from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
+from evenshard.placement.task import TableLimits, used_bytes
+from evenshard.price.step import PartCosts
 from evenshard.search.annealing import UNUSUAL
-from evenshard.search.infeasibility import require_types
+from evenshard.search.legal_parts import legal_parts
 from evenshard.search.lower_bound import lower_bound_ms
-from evenshard.search.search import EFFORTS, LONG, NORMAL, QUICK, PlanSearch, PlanSearchEffort, get_effort
+from evenshard.search.search import PlanSearch, PlanSearchEffort
 from evenshard.search.space import SearchSpace
-from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
 from support.builders import column_parts
-from support.random_requests import random_request
 from support.search_builders import (
     FOUR,
+    GB,
     TWO_NODES,
     costs_of,
     least_ms,
@@ -39,33 +31,26 @@ from support.search_builders import (
     parts_of_start,
     some_tables,
     starts_of,
-    types_of,
 )
 
 pytestmark = pytest.mark.full_search
 
-SHORT = PlanSearchEffort(4_000)
+SHORT, QUICK = PlanSearchEffort(4_000), PlanSearchEffort(10_000)
 TWO = Nodes.one_node(2)
 
 
-# Answers --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("count", "machine"), [(4, TWO), (3, Nodes.one_node(3)), (2, TWO_NODES)])
-def test_a_tiny_task_is_solved(seed: int, count: int, machine: Nodes) -> None:
-    costs = costs_of(some_tables(count, seed), machine)
-    space = SearchSpace(costs)
-    assert PlanSearch(costs).run().best.predicted_ms == pytest.approx(least_ms(space), rel=1e-6)
-
-
-def test_the_same_arguments_give_the_same_placement() -> None:
-    one, two = (PlanSearch(costs_of(some_tables(8)), SHORT, seed=3).run() for _ in range(2))
-    assert one == two
+def test_a_tiny_task_is_solved(count: int, machine: Nodes) -> None:
+    costs = costs_of(some_tables(count), machine)
+    space, found_ms = SearchSpace(costs), PlanSearch(costs, QUICK).run().best.predicted_ms
+    assert found_ms == pytest.approx(least_ms(space), rel=1e-6)
+    assert 0 < lower_bound_ms(SearchSpace(costs)) <= found_ms
 
 
 def test_candidates_are_distinct_legal_and_sorted_after_the_answer() -> None:
-    costs = costs_of(some_tables(8))
+    limits = [TableLimits()] * 8
+    limits[:2] = TableLimits(devices=frozenset({2})), TableLimits(min_columns=128)
+    costs = costs_of(some_tables(8), TWO_NODES, limits=tuple(limits), together=((3, 4),), apart=((5, 6, 7),))
     found = PlanSearch(costs, SHORT).run()
     assert found.candidates[0] == found.best.parts
     assert 1 < len(found.candidates) == len(set(found.candidates))
@@ -76,23 +61,8 @@ def test_candidates_are_distinct_legal_and_sorted_after_the_answer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_below_the_bound(seed: int) -> None:
-    costs = costs_of(some_tables(8, seed), TWO_NODES)
-    assert 0 < lower_bound_ms(SearchSpace(costs)) <= PlanSearch(costs, SHORT).run().best.predicted_ms
-
-
-def test_a_single_device_holds_all() -> None:
-    tables = some_tables(3)
-    found = PlanSearch(costs_of(tables, Nodes.one_node(1))).run()
-    assert found.best.parts == Placement((0, 0, 0), 1).parts(tables)
-
-
-# Known placements, effort and types -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(8))
 def test_no_rule_of_thumb_is_better_than_the_answer(seed: int) -> None:
-    costs = costs_of(some_tables(3 + seed, seed), TWO_NODES if seed % 2 else FOUR)
+    costs = costs_of(some_tables(3 + 2 * seed, seed), TWO_NODES if seed % 2 else FOUR)
     starts, found_ms = starts_of(costs), PlanSearch(costs, PlanSearchEffort(0)).run().best.predicted_ms
     for rule in starts.make_rules():
         assert found_ms <= costs.predict(parts_of_start(starts, rule)).predicted_ms * (1 + 1e-6)
@@ -100,7 +70,7 @@ def test_no_rule_of_thumb_is_better_than_the_answer(seed: int) -> None:
 
 def test_a_known_placement_is_improved_and_never_better_than_the_answer() -> None:
     costs = costs_of(some_tables(8))
-    good = PlanSearch(costs).run().best
+    good = PlanSearch(costs, QUICK).run().best
     poor = tuple(whole_part(table, (at % 2,)) for at, table in enumerate(costs.task.tables))
     none = PlanSearchEffort(0)
     alone = PlanSearch(costs, none).run()
@@ -120,47 +90,6 @@ def test_known_parts_that_no_option_makes_are_kept_where_they_are_best() -> None
     assert found.best.predicted_ms <= costs.predict(known).predicted_ms < 0.98 * alone.best.predicted_ms
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_more_effort_never_answers_worse(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, changes in ((QUICK, 500), (NORMAL, 2_000), (LONG, 10_000)):
-        monkeypatch.setitem(EFFORTS, name, PlanSearchEffort(changes))
-    costs = costs_of(some_tables(6 + seed, seed), Nodes.one_node(8))
-    found_ms = [PlanSearch(costs, effort).run().best.predicted_ms for effort in EFFORTS.values()]
-    assert found_ms == sorted(found_ms, reverse=True)
-
-
-@pytest.mark.slow
-def test_fewer_types_and_less_memory_answer_no_better() -> None:
-    """Of random requests, by no more than 1 %."""
-    compared, effort = 0, EFFORTS[QUICK]
-    for seed in range(20):
-        asked = random_request(seed)
-        wide = part_costs(replace(asked, sharding_types=()), DeviceModel("simulated:h100"))
-        names = set(sorted(SHARDING_TYPES)[: 2 + seed % 4])
-        limits = [replace(wide.task.limits_of(at), types=frozenset(names)) for at in range(len(wide.task.tables))]
-        fewer = wide.of_task(replace(wide.task, limits=tuple(limits)))
-        less = wide.of_task(replace(wide.task, room_bytes=tuple(room * 2 // 3 for room in wide.task.room_bytes)))
-        found_ms = []
-        for harder in (fewer, less):
-            with suppress(InfeasibleTask):
-                require_types(harder.task)
-                found_ms.append(PlanSearch(harder, effort, packing_s=1.0).run().best.predicted_ms)
-        if found_ms:
-            compared += 1
-            assert PlanSearch(wide, effort).run().best.predicted_ms <= 1.01 * min(found_ms), seed
-    assert compared > 5
-
-
-def test_an_effort_has_a_name() -> None:
-    assert [get_effort(name).changes for name in (QUICK, NORMAL, LONG)] == [50_000, 200_000, 1_000_000]
-    with pytest.raises(BadConfig, match=r"effort is 'lon'\. Choose from quick, normal, long\."):
-        get_effort("lon")
-
-
-# Memory and rules -----------------------------------------------------------------------------------------------------
-
-
 def test_the_only_packing_that_fits_is_found() -> None:
     """5 + 1, 4 + 2 and 3 + 3 on three devices with memory for 6, of tables that must stay whole."""
     tables = tuple(Table(f"t{at}", size * 10**5, 64, 4.0) for at, size in enumerate((5, 4, 3, 3, 2, 1)))
@@ -174,67 +103,10 @@ def test_the_only_packing_that_fits_is_found() -> None:
     assert sorted(on.values()) == [[3, 3], [4, 2], [5, 1]]
 
 
-def test_tables_larger_than_a_device_are_cut() -> None:
-    """Devices have memory for little more than all tables."""
-    tables = tuple(Table(f"big{n}", 10**6, 128, 2.0) for n in range(5))
-    costs = costs_of(tables, FOUR, int(1.05 * sum(table.size_bytes for table in tables) / 4))
-    check_sharding(costs.task, PlanSearch(costs, SHORT).run().best.parts)
-
-
-def test_no_memory_is_refused() -> None:
-    with pytest.raises(InfeasibleTask):
-        PlanSearch(costs_of(some_tables(3), room_bytes=1_000), SHORT).run()
-
-
-@pytest.mark.parametrize("allowed", [TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, DATA_PARALLEL])
-def test_only_allowed_types_are_used(allowed: str) -> None:
-    tables = some_tables(5)
-    costs = costs_of(tables, TWO_NODES, limits=of_types(tables, allowed))
-    assert set(types_of(costs.task, PlanSearch(costs, SHORT).run().best.parts).values()) == {allowed}
-
-
-def test_rules_hold() -> None:
-    tables = some_tables(8)
-    limits = [TableLimits() for _ in tables]
-    limits[0] = TableLimits(devices=frozenset({2}))
-    limits[1] = TableLimits(min_columns=tables[1].embedding_dim)
-    costs = costs_of(tables, TWO_NODES, limits=tuple(limits), together=((3, 4),), apart=((5, 6, 7),))
-    for parts in PlanSearch(costs, SHORT).run().candidates:
-        check_sharding(costs.task, parts)
-
-
-def test_hot_tables_that_stay_apart_are_not_cut_over_the_same_devices() -> None:
-    """Each by itself would be cut over all devices."""
-    tables = (Table("a", 10**6, 128, 40.0), Table("b", 10**6, 128, 40.0), Table("c", 10**5, 16, 1.0))
-    costs = costs_of(tables, FOUR, apart=((0, 1),))
-    for parts in PlanSearch(costs, SHORT).run().candidates:
-        check_sharding(costs.task, parts)
-
-
-# Unusual cuts ---------------------------------------------------------------------------------------------------------
-
-
-def widths_of_cut(others: tuple[Table, ...], devices: int) -> list[int]:
-    """Widths of a table that may be cut by columns, beside others that stay whole."""
-    cut = Table("cut", 10**6, 128, 40.0)
-    limits = (TableLimits(frozenset({COLUMN_WISE})), *of_types(others, TABLE_WISE))
-    costs = costs_of((cut, *others), Nodes.one_node(devices), limits=limits)
-    by_table = parts_by_table(costs.task, PlanSearch(costs).run().best.parts)
-    return [part.columns.size for part in by_table["cut"]]
-
-
-def test_unusual_cuts_lose_ties_and_win_what_is_faster() -> None:
-    busy = Table("busy", 100_000, 128, 400.0)
-    assert widths_of_cut((busy,), 4) in ([64, 64], [32] * 4)  # the other table takes the time, whatever the cut
-    assert widths_of_cut((), 3) == [44, 44, 40]
-
-
-# Length of a search ---------------------------------------------------------------------------------------------------
-
-
 def test_progress_tells_falling_times_and_rising_shares() -> None:
     told: list[tuple[float, float]] = []
-    found = PlanSearch(costs_of(some_tables(8)), progress=lambda best_ms, done: told.append((best_ms, done))).run()
+    costs = costs_of(some_tables(8))
+    found = PlanSearch(costs, QUICK, progress=lambda best_ms, done: told.append((best_ms, done))).run()
     times_ms, shares = zip(*told, strict=True)
     assert list(times_ms) == sorted(times_ms, reverse=True) and list(shares) == sorted(shares)
     assert shares[0] == 0 and 0 < shares[-1] <= 1
@@ -256,16 +128,71 @@ def test_an_interrupted_search_answers_with_its_best() -> None:
     assert found.best.predicted_ms == pytest.approx(min(told), rel=2 * UNUSUAL)
 
 
-def test_no_time_is_enough_for_an_answer() -> None:
-    costs = costs_of(some_tables(8))
-    found = PlanSearch(costs, PlanSearchEffort(time_limit_s=0.0)).run()
-    check_sharding(costs.task, found.best.parts)
-    assert not found.is_interrupted
-
-
 def test_a_search_ends_where_the_answer_is_as_good_as_the_bound() -> None:
     """Two equal tables on two devices: the bound stops the search after the changes of the quick one."""
     tables = tuple(Table(name, 10**6, 64, 20.0) for name in "ab")
     search = PlanSearch(costs_of(tables, TWO, limits=of_types(tables, TABLE_WISE)))
     search.run()
     assert search._tried < 0.5 * search._planned
+
+
+HOT = Table("hot", 2**21, 128, 40.0)
+# 1 GB each.
+COLD = Table("cold", 2**21, 128, 0.5)
+
+
+def short_costs(
+    tables: tuple[Table, ...], devices: int, room_gb: float, host_gb: float = 64.0, nodes: int = 1, **changes: object
+) -> PartCosts:
+    """Of H100s in so many hosts; tables may leave their memory."""
+    inter = "infiniband_ndr" if nodes > 1 else ""
+    machine = Nodes(devices, devices // nodes, inter=inter, host_bytes=(int(host_gb * GB),) * nodes)
+    changes.setdefault("kernels", USUAL_KERNELS)
+    return costs_of(tables, machine, int(room_gb * GB), "h100", **changes)
+
+
+def searched(costs: PartCosts, effort: PlanSearchEffort = SHORT) -> tuple[TablePart, ...]:
+    parts = PlanSearch(costs, effort).run().best.parts
+    check_sharding(costs.task, parts)
+    return parts
+
+
+def test_without_host_memory_there_is_no_option() -> None:
+    costs = short_costs((HOT, COLD), 1, 1.2)
+    alone = replace(costs.task, machine=replace(costs.task.machine, host_bytes=()))
+    with pytest.raises(InfeasibleTask):
+        PlanSearch(PartCosts(alone, costs.kinds, [0], costs.links), SHORT).run()
+    with pytest.raises(InfeasibleTask, match=r"1\.20 GB on devices, 0\.50 GB on hosts"):
+        legal_parts(short_costs((HOT, COLD), 1, 1.2, host_gb=0.5).task)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_tiny_task_that_is_short_of_memory_is_solved(seed: int) -> None:
+    """Two tables on two devices with room for half of them."""
+    tables = some_tables(2, seed)
+    costs = short_costs(tables, 2, 0.25 * sum(table.size_bytes for table in tables) / GB)
+    space = SearchSpace(costs)
+    assert space.offloads
+    assert PlanSearch(costs, PlanSearchEffort(10_000)).run().best.predicted_ms == pytest.approx(
+        least_ms(space), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
+    tables = some_tables(6, seed)
+    size = sum(table.size_bytes for table in tables) / GB
+    costs = short_costs(tables, 4, 0.15 * size, nodes=2)
+    space, rng = SearchSpace(costs), np.random.default_rng(seed)
+    bound, found = lower_bound_ms(space), []
+    for _ in range(100):
+        parts = [
+            replace(part, storage=Storage(FUSED_UVM_CACHING, float(10 ** rng.uniform(-3, 0))))
+            if rng.random() < 0.85
+            else part
+            for part in Placement(tuple(rng.integers(4, size=6).tolist()), 4).parts(tables)
+        ]
+        if max(used_bytes(costs.task, parts)) <= costs.task.room_bytes[0]:
+            found.append(costs.predict(parts).predicted_ms)
+    assert len(found) > 8
+    assert 0 < bound <= min(found)

@@ -8,7 +8,7 @@ import pytest
 from evenshard.placement.placement import check_sharding, is_legal_sharding, parts_by_table, row_wise_means
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.placement.task import allow_row_wise_means
-from evenshard.price.step import PartCosts, PredictedParts
+from evenshard.price.step import PartCosts
 from evenshard.search.chains import Chains
 from evenshard.search.placer import GreedyPlacer
 from evenshard.search.search import PlanSearch, PlanSearchEffort
@@ -17,7 +17,7 @@ from evenshard.search.space import SearchSpace, parts_of
 from evenshard.tables.table import MEAN, Table
 from support.search_builders import FOUR, TWO_NODES, costs_of, types_of
 
-SHORT = PlanSearchEffort(20_000)
+SHORT = PlanSearchEffort(6_000)
 
 
 def some_means(seed: int) -> tuple[Table, ...]:
@@ -41,14 +41,10 @@ def means_costs(seed: int, allow: bool = False) -> PartCosts:
     return costs.of_task(allow_row_wise_means(costs.task)) if allow else costs
 
 
-def step_ms(costs: PartCosts, found: PredictedParts) -> float:
-    return found.predicted_ms + costs.divisions_ms(found.parts)
-
-
 def test_means_go_in_rows_as_a_whole_or_not_at_all() -> None:
     """Of a collection with means in rows, no table has another type; that holds for all candidates."""
     num_in_rows = 0
-    for seed in range(20):
+    for seed in range(5):
         task, found = means_costs(seed).task, PlanSearch(means_costs(seed, allow=True), SHORT).run()
         for parts in found.candidates:
             check_sharding(task, parts)
@@ -59,23 +55,10 @@ def test_means_go_in_rows_as_a_whole_or_not_at_all() -> None:
             assert cut == row_wise_means(task, by_table)
             assert {one.name for one in task.tables if one.collection in cut} <= in_rows
         num_in_rows += bool(row_wise_means(task, parts_by_table(task, found.best.parts)))
-    assert 3 <= num_in_rows <= 17
+    assert 1 <= num_in_rows <= 4
 
 
-@pytest.mark.slow
-@pytest.mark.full_search
-def test_means_in_rows_make_answers_faster_and_none_slower() -> None:
-    """As far as a search finds the best answer."""
-    gains = []
-    for seed in range(20):
-        costs, free = means_costs(seed), means_costs(seed, allow=True)
-        without, found = PlanSearch(costs).run().best, PlanSearch(free).run().best
-        gains.append(1 - step_ms(free, found) / step_ms(costs, without))
-        assert gains[-1] > -0.02, seed
-    assert max(gains) > 0.05
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_chains_count_what_is_wrong_and_add_the_time_of_the_division(seed: int) -> None:
     """Random options of all tables, in every second placement mostly rows."""
     costs, free = means_costs(seed), means_costs(seed, allow=True)

@@ -16,8 +16,7 @@ from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.search.bound_lines import PriceBounds, TangentLine, price_bounds
 from evenshard.tables.reuse import FloatArray
 
-# All of it is forward time.
-FORWARD_2 = np.array([1.0, 0.0])
+FORWARD_2 = np.array([1.0, 0.0])  # all of it is forward time
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ class Additive:
 
     @staticmethod
     def drawn(task: ShardingTask, seed: int = 0) -> Additive:
-        weights = np.random.default_rng(seed).uniform(0.1, 9.1, len(task.tables))
-        return Additive(task, tuple(weights.tolist()))
+        return Additive(task, tuple(np.random.default_rng(seed).uniform(0.1, 9.1, len(task.tables)).tolist()))
 
     @property
     def costs(self) -> PartCosts:

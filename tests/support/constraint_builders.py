@@ -28,14 +28,10 @@ def only(*devices: int) -> frozenset[int]:
     return frozenset(devices)
 
 
-def gb_tables(*sizes_gb: float, dim: int = 64) -> tuple[Table, ...]:
+def gb_task(sizes_gb: Sequence[float], devices: int = 2, cap_gb: float = 4) -> ShardingTask:
     """Tables t0, t1 and so on of so many GB of 32-bit weights."""
-    rows = [round(size * BYTES_PER_GB / (4 * dim)) for size in sizes_gb]
-    return tuple(Table(f"t{number}", count, dim, 2.0) for number, count in enumerate(rows))
-
-
-def gb_task(sizes_gb: Sequence[float], devices: int = 2, cap_gb: float = 4, dim: int = 64) -> ShardingTask:
-    return task(gb_tables(*sizes_gb, dim=dim), devices, int(cap_gb * BYTES_PER_GB))
+    tables = [Table(f"t{number}", round(size * BYTES_PER_GB / 256), 64, 2.0) for number, size in enumerate(sizes_gb)]
+    return task(tables, devices, int(cap_gb * BYTES_PER_GB))
 
 
 def is_legal(of_task: ShardingTask, placement: Placement) -> bool:
@@ -46,9 +42,8 @@ def is_legal(of_task: ShardingTask, placement: Placement) -> bool:
         here = [position for position, home in enumerate(device_of) if home == device]
         if sum(sizes[position] for position in here) > of_task.room_bytes[device]:
             return False
-        if any(len(set(group) & set(here)) > 1 for group in of_task.apart):
-            return False
-        if any(0 < len(set(group) & set(here)) < len(set(group)) for group in of_task.together):
+        parted = any(0 < len(set(group) & set(here)) < len(set(group)) for group in of_task.together)
+        if parted or any(len(set(group) & set(here)) > 1 for group in of_task.apart):
             return False
     may = [of_task.limits_of(position).devices for position in range(len(of_task.tables))]
     return all(devices is None or device in devices for device, devices in zip(device_of, may, strict=True))
@@ -72,15 +67,12 @@ def limited_tasks(draw: st.DrawFn) -> ShardingTask:
     positions = st.lists(st.integers(0, count - 1), min_size=min(2, count), max_size=3, unique=True).map(tuple)
     groups = st.just(()) if count < 2 else st.lists(positions, max_size=2).map(tuple)
     may_go = st.none() | st.frozensets(st.integers(0, devices - 1), min_size=draw(st.sampled_from([0, 1, 1, 1])))
-    caps = st.lists(
-        st.integers(max(1, cap - 3), cap + 6).map(lambda size: 4 * size), min_size=devices, max_size=devices
-    )
-    optimizers = st.dictionaries(
-        st.sampled_from([f"s{number}" for number in range(count)]), st.sampled_from([*STATE_NUMBERS])
-    )
+    caps = st.tuples(*[st.integers(max(1, cap - 3), cap + 6).map(lambda size: 4 * size)] * devices)
+    names = st.sampled_from([f"s{number}" for number in range(count)])
+    optimizers = st.dictionaries(names, st.sampled_from([*STATE_NUMBERS]))
     return limited(
         task(sized(*sizes), devices, 4 * cap),
-        room_bytes=draw(st.just((4 * cap,) * devices) | caps.map(tuple)),
+        room_bytes=draw(st.just((4 * cap,) * devices) | caps),
         table_optimizers=draw(st.just({}) | optimizers),
         allowed=draw(st.none() | st.lists(st.none() | may_go, min_size=count, max_size=count).map(tuple)),
         together=draw(groups),

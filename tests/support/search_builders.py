@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice, permutations, product
+from itertools import permutations, product
 
 import numpy as np
 
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import LINKS
 from evenshard.price.simulated_price import build_device_kind
-from evenshard.price.step import DeviceKind, PartCosts
+from evenshard.price.step import PartCosts
 from evenshard.search.chains import chains_of
 from evenshard.search.greedy import GreedyStarts, Placed
 from evenshard.search.placer import GreedyPlacer
@@ -27,11 +28,7 @@ from evenshard.tables.table import Table
 
 GB = 2**30
 FOUR, TWO_NODES = Nodes.one_node(4), Nodes(4, 2, inter="infiniband_ndr")
-
-
-@cache
-def _kind(profile: str) -> DeviceKind:
-    return build_device_kind(gpu_profile(profile), Nodes(1, 1))
+_kind = cache(lambda profile: build_device_kind(gpu_profile(profile), Nodes(1, 1)))
 
 
 def some_tables(count: int, seed: int = 5) -> tuple[Table, ...]:
@@ -44,16 +41,11 @@ def some_tables(count: int, seed: int = 5) -> tuple[Table, ...]:
 
 
 def costs_of(
-    tables: Sequence[Table],
-    machine: Nodes = FOUR,
-    room_bytes: int = 64 * GB,
-    profile: str = "h200",
-    **changes: object,
+    tables: Sequence[Table], machine: Nodes = FOUR, room_bytes: int = 64 * GB, profile: str = "h200", **changes: object
 ) -> PartCosts:
     """Costs on simulated GPUs with so much memory each, and with other fields of the task."""
     task = ShardingTask(tuple(tables), machine, (room_bytes,) * machine.num_devices, 16_384)
-    inter = LINKS["infiniband_ndr"] if machine.num_domains > 1 else None
-    links = Links(LINKS[f"nvlink_{profile}"], inter)
+    links = Links(LINKS[f"nvlink_{profile}"], LINKS["infiniband_ndr"] if machine.num_domains > 1 else None)
     task = replace(task, **changes)  # type: ignore[arg-type]
     return PartCosts(task, [_kind(profile)], [0] * machine.num_devices, links)
 
@@ -64,8 +56,7 @@ def of_types(tables: Sequence[Table], *types: str) -> tuple[TableLimits, ...]:
 
 
 def starts_of(costs: PartCosts) -> GreedyStarts:
-    space = SearchSpace(costs)
-    return GreedyStarts(GreedyPlacer(space))
+    return GreedyStarts(GreedyPlacer(SearchSpace(costs)))
 
 
 def parts_of_start(starts: GreedyStarts, placed: Placed) -> tuple[TablePart, ...]:
@@ -74,11 +65,8 @@ def parts_of_start(starts: GreedyStarts, placed: Placed) -> tuple[TablePart, ...
 
 def types_of(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, str]:
     """The sharding type of each table."""
-    by_name = {table.name: table for table in task.tables}
-    of_table: dict[str, list[TablePart]] = {name: [] for name in by_name}
-    for part in parts:
-        of_table[part.table].append(part)
-    return {name: sharding_type(own, by_name[name], task.machine) for name, own in of_table.items()}
+    by_table = parts_by_table(task, parts)
+    return {one.name: sharding_type(by_table[one.name], one, task.machine) for one in task.tables}
 
 
 def all_choices(space: SearchSpace, group: int) -> Iterator[Choice]:
@@ -93,9 +81,5 @@ def all_choices(space: SearchSpace, group: int) -> Iterator[Choice]:
 def least_ms(space: SearchSpace) -> float:
     """The time of the best of all placements with enough memory; rules of tables are not checked."""
     per_group = [list(all_choices(space, group)) for group in range(len(space.groups))]
-    found, rest = float("inf"), product(*per_group)
-    while placements := list(islice(rest, 4096)):
-        chains = chains_of(space, placements)
-        fits_N = chains.overflow_N == 0
-        found = min(found, float(chains.cost_N[fits_N].min(initial=np.inf)))
-    return found
+    chains = chains_of(space, list(product(*per_group)))
+    return float(chains.cost_N[chains.overflow_N == 0].min())
