@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +54,3 @@ def test_reading_is_bounded_whatever_the_size(tmp_path: Path, monkeypatch: pytes
     assert found.tables[0].reuse_bins == found.tables[1].reuse_bins
     assert len(resident) > 300 and max(resident) - resident[0] < 24 << 20  # the files hold 32 MiB and more
     assert max(arrow) - arrow[0] < 4 << 20  # Arrow keeps freed memory, so it is not seen in the resident memory
-
-
-def test_a_hot_table_is_kept_as_counts() -> None:
-    counts = counts_module.TableCounts("ads", None, ["ads"])
-    block = np.arange(1000, dtype=np.int64).repeat(100)
-    tracemalloc.start()
-    for _ in range(100):
-        counts.add("ads", block.copy(), Path("a.pt"))  # 76 MiB together
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    counts.close_window(is_full=True)
-    assert counts.unique_K.tolist() == [0] * 14 + [1000, 0, 0]  # 10,000 times each
-    assert peak < 40 << 20
