@@ -41,18 +41,10 @@ def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_first_stage_of_the_loop(tmp_path: Path) -> None:
-    config = GenerateTablesConfig(
-        source="theirs.csv",
-        num_train_tasks=1,
-        num_test_tasks=1,
-        tables_per_task=2,
-        num_devices=2,
-        memory_cap_gb=1.0,
-        batch_size=64,
-        columns={"feature": "name", "cardinality": "num_rows"},
-    )
+    columns = {"feature": "name", "cardinality": "num_rows"}
+    config = GenerateTablesConfig("theirs.csv", 1, 1, 2, 2, 1.0, 64, columns=columns)
     outputs = GenerateTablesOutputs(tmp_path / "tables.json", tmp_path / "tasks.json")
     run(config, GenerateTablesInputs(), outputs)
     assert [one.name for one in load_tables(outputs.tables)] == ["a", "b", "c", "d"]
     with pytest.raises(BadConfig, match=r"'f', which is not a column of theirs.csv"):
-        run(replace(config, columns={**(config.columns or {}), "f": ""}), GenerateTablesInputs(), outputs)
+        run(replace(config, columns={**columns, "f": ""}), GenerateTablesInputs(), outputs)

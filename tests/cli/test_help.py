@@ -30,7 +30,7 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("diff a b c", "evenshard diff: unexpected 'c'. Try evenshard diff --help."),
         ("pipeline compile --qqq", "evenshard pipeline compile: the following arguments are required"),
         ("place x.csv --format jsn", "evenshard place: --format is 'jsn'. Choose from json, torchrec"),
-        ("place x.csv --format jsn", "Did you mean json? Try evenshard place --help."),
+        ("place x.csv --devices 0", "--devices is 0, not a whole number from 1 to 4,096."),
     ],
 )
 def test_a_mistyped_word_names_what_it_may_have_meant_and_the_help_of_its_command(

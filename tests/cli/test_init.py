@@ -60,7 +60,7 @@ def test_its_costs_are_those_of_the_simulated_h100(begun: Path) -> None:
         assert one.cost.max_device_ms == pytest.approx(total_ms, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As docs/loop.md shows them, on the files of init: no tasks, no settings, no policy, no checkout."""
     for name in ("params.yaml", "rules.yaml", "hosts.yaml", "prices.yaml"):
@@ -80,19 +80,3 @@ def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[
     assert not Path("mlflow.db").exists() and not Path("mlruns").exists()
     text = capsys.readouterr().out
     assert "predicted outside the training range" in text and "Warning: " in text
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--tables", "t.parquet", "--costs", "c.parquet"], "no output is given"),
-        (["--tables", "t.parquet", "--costs", "c.parquet", "--out", "net"], "the cost network needs tasks"),
-        (["--tables", "t.parquet", "--costs", "c.parquet", "--params", "no.yaml"], "no.yaml: no such file"),
-    ],
-)
-def test_what_a_training_without_tasks_cannot_do(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["train-cost", *words]) == 2
-    assert said in capsys.readouterr().err
