@@ -34,15 +34,10 @@ STUDY = {
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["mixed", "--settings", "40"], "'40' is not a valid setting"),
         (["mixed", "--settings", "40x0"], "'40x0' is not a valid setting"),
-        (["mixed", "--settings", "40x4,"], "'' is not a valid setting"),
         (["mixed", "--settings", "500x4"], "tables_per_task is 500"),
         (["mixed", "--hardware", "tpu"], "hardware is 'tpu'"),
-        (["mixed", "--hardware", "simulated:nothing"], "nothing"),
-        (["mixed", "--skip", "nobody"], "'nobody' is not a row"),
         (["generalize", "--skip", "autoshard"], "'autoshard' is not a row"),
-        (["mixed", "--json", "out.md"], "Markdown report"),
         (["mixed", *[word for name in ROWS["mixed"] for word in ("--skip", name)]], "omits all rows"),
     ],
 )
@@ -50,20 +45,10 @@ def test_bad_flags_are_one_line(
     flags: list[str], says: str, workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
-    more = [] if "--json" in flags else ["--json", "out.json"]
-    assert main(["study", *flags, *more]) == 2
+    assert main(["study", *flags, "--json", "out.json"]) == 2
     message = capsys.readouterr().err
-    assert says in message
-    assert len([line for line in message.splitlines() if line.startswith("python -m benchmarks study:")]) == 1
+    assert says in message and message.count("python -m benchmarks study:") == 1
     assert not (workdir / "work").exists()
-
-
-@pytest.mark.parametrize("flags", [["nothing"], ["mixed", "--seeds", "0"], ["mixed", "--test-tasks", "x"], ["mixed"]])
-def test_flags_that_the_parser_refuses_exit_with_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["study", *flags])
-    assert caught.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_row_whose_package_is_missing_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from benchmarks.scripts.fit_dense_layers import (
 from evenshard.price.gpu_profile import gpu_profile
 from support.truth import truth_file
 
+pytestmark = pytest.mark.nightly
+
 SHEET = replace(gpu_profile("h100"), tflops=1.0, hbm_gb_s=1.0, num_sms=2)
 FIT = ProductFit(reached=0.5, start_depth=0.0, hbm_share=1e9, floor_us=3.0, wave_share=1.0, sharpness=4.0)
 
@@ -57,16 +59,11 @@ def test_products_that_a_fit_did_not_see_and_gpus_by_the_others(gpu: str) -> Non
     assert np.median(errors_of(gpu_profile(gpu), others, rows)) < 0.14
 
 
-@pytest.mark.parametrize("name", sorted(HSTU))
-def test_the_products_of_a_whole_training_step(name: str) -> None:
-    *forward, ms = HSTU[name]
-    assert hstu_ms(*forward) == pytest.approx(ms, rel=0.08)
-
-
-def test_a_gpu_that_nobody_fitted_has_the_mean_and_its_own_data_sheet() -> None:
+def test_whole_training_steps_and_a_gpu_that_nobody_fitted() -> None:
     """Large products go with TFLOPS."""
+    for *forward, ms in HSTU.values():
+        assert hstu_ms(*forward) == pytest.approx(ms, rel=0.08)
     assert fit_of("h100") == FITS["h100"] and fit_of("l40s") == mean_fit(FITS)
-    sizes = np.array(8192.0), np.array(8192.0), np.array(8192.0)
     l40s, h100 = gpu_profile("l40s"), gpu_profile("h100")
-    times = [float(product_ms(gpu, fit_of("l40s"), *sizes)) for gpu in (l40s, h100)]
+    times = [float(product_ms(gpu, fit_of("l40s"), *[np.array(8192.0)] * 3)) for gpu in (l40s, h100)]
     assert times[0] / times[1] == pytest.approx(h100.tflops / l40s.tflops, rel=0.1)

@@ -6,7 +6,6 @@ import gzip
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,9 @@ from evenshard.price.gpu_profile import gpu_profile
 from evenshard.tables.table import SEQUENCE
 from support.dvc_store import stored
 
+pytestmark = pytest.mark.nightly
 
-@cache
+
 def measured(name: str) -> tuple[Calls, ...]:
     path = stored(f"kernels/{name}.jsonl.gz")
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
@@ -35,7 +35,6 @@ def errors_of(profile: str, calls: Sequence[Calls], kernels: Sequence[str] = KER
     return Errors.of(np.concatenate(predicted), np.concatenate(true))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100", "h200"])
 def test_profiles_state_their_errors_of_the_calls_that_judge(name: str) -> None:
     stated = gpu_profile(name).evidence[0]
@@ -48,19 +47,13 @@ def test_profiles_state_their_errors_of_the_calls_that_judge(name: str) -> None:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "median", "most"),
-    [("bounds_check", 6, 18), ("lookup", 13, 33), ("index", 9, 26), ("sort", 6, 16), ("gradient", 20, 55)],
-)
-def test_another_card_takes_as_long_kernel_by_kernel(kernel: str, median: float, most: float) -> None:
-    found = errors_of("h100", measured("h100_second"), (kernel,))
-    assert found.median_percent < median and found.p90_percent < most
-
-
-@pytest.mark.slow
-def test_another_card_takes_as_long_in_all() -> None:
-    found = errors_of("h100", measured("h100_second"))
+def test_another_card_takes_as_long() -> None:
+    calls = measured("h100_second")
+    limits = {"bounds_check": (6, 18), "lookup": (13, 33), "index": (9, 26), "sort": (6, 16), "gradient": (20, 55)}
+    for kernel, (median, most) in limits.items():
+        found = errors_of("h100", calls, (kernel,))
+        assert found.median_percent < median and found.p90_percent < most, kernel
+    found = errors_of("h100", calls)
     assert found.median_percent < 10 and found.p90_percent < 27
 
 
@@ -98,11 +91,6 @@ def test_a_measured_call_is_a_line_from_which_its_tables_are_made_again(bench: B
     expected = sum(round(table.pooling_factor * shard.batch_size) for table in shard.tables)
     assert line["num_lookups"] == [expected]
     assert calls["what"] == "calls" and len(calls["alone_ms"]) == 2
-
-
-def test_rows_in_order_are_looked_up_as_often_as_scattered_ones() -> None:
-    scattered = torch.tensor([7, 3, 7, 7, 100, 3], dtype=torch.int32)
-    assert gpu_kernels._in_order(scattered).tolist() == [0, 1, 0, 0, 2, 1]
 
 
 def test_families_take_turns_and_keep_to_what_one_call_may_need() -> None:

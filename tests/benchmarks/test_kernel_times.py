@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import product, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +16,21 @@ import torch
 
 from benchmarks.shardbench import device_errors, results, time_loads, timed
 from benchmarks.shardbench.cases import BenchMachine, Cell, tables_called
-from benchmarks.shardbench.loads import Load, key_of, loads_of, read_loads, round_floats, write_loads
+from benchmarks.shardbench.loads import key_of, loads_of, read_loads, round_floats, write_loads
 from benchmarks.shardbench.page import summary
-from benchmarks.shardbench.planners import load_planner
-from benchmarks.shardbench.results import FITS, Result, parts_of, read_csv, read_journal, write_journal
+from benchmarks.shardbench.results import FITS, parts_of, read_journal, write_journal
 from benchmarks.shardbench.time_loads import Timer, dense_error, repeats_in_time
 from benchmarks.shardbench.timed import KernelTimes
-from evenshard.base.errors import BadInput
 from evenshard.placement.parts import Span, TablePart, replica_table, whole_part
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import exchange_times, volumes_of
-from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import SEQUENCE, Table
 from support.dvc_store import stored
 from support.repository import ROOT
 from support.truth import truth_file
 
-BINS = np.array(feasible_reuse_bins(10**6, 1e6))
-CELL_NAMES = ("mixed_4", "h100", 2)
-CELL = Cell(*CELL_NAMES)
+CELL = Cell("mixed_4", "h100", 2)
 
 
 def column_parts(table: Table, *devices: int) -> list[TablePart]:
@@ -95,36 +90,6 @@ def test_equal_loads_are_one_whatever_they_are_called(task: ShardingTask, tmp_pa
     assert read_loads(tmp_path / "loads.jsonl.gz") == loads[:2]
 
 
-def test_a_key_does_not_depend_on_last_digits(task: ShardingTask) -> None:
-    """Pooling factors and reuse bins that differ by a rounding error, also where two tables are equal but for it."""
-    twins = tuple(replace(task.tables[0], name=name) for name in ("wide", "twin"))
-    own = replace(task, tables=(*twins, replace(task.tables[1], pooling_factor=1.0000005)))
-    shared = [whole_part(table, (0,)) for table in own.tables]
-
-    def nudged(towards: Sequence[float]) -> ShardingTask:
-        return replace(
-            own,
-            tables=tuple(
-                replace(
-                    table,
-                    pooling_factor=float(np.nextafter(table.pooling_factor, end)),
-                    reuse_bins=tuple(np.nextafter(BINS, end if end > 0 else 0.0).tolist()),
-                )
-                for table, end in zip(own.tables, towards, strict=True)
-            ),
-        )
-
-    keys = {key_of(loads_of(nudged(ends), shared)[0]) for ends in product((-np.inf, np.inf), repeat=3)}
-    assert len(keys) == 1
-    names = {
-        next(one for call in loads_of(nudged(ends), shared)[0] for one in call.drawn_tables())[0].name
-        for ends in product((-np.inf, np.inf), repeat=3)
-    }
-    assert len(names) == 1
-    more = replace(own, tables=(replace(own.tables[0], pooling_factor=4.0001), *own.tables[1:]))
-    assert key_of(loads_of(more, shared)[0]) not in keys
-
-
 def test_a_short_decimal_between_two_rounded_values_is_rounded_one_way() -> None:
     for middle in (1.0000005, 0.1953125, 2.5000015):
         ends = [float(np.nextafter(middle, end)) for end in (-np.inf, middle, np.inf)]
@@ -135,31 +100,25 @@ def test_a_short_decimal_between_two_rounded_values_is_rounded_one_way() -> None
 def test_features_of_a_table_are_drawn_each(task: ShardingTask) -> None:
     two = Table("two", 100, 8, 5.0, feature_names=("a", "b"), feature_pooling_factors=(2.0, 3.0))
     sequence = replace(two, name="sequence", pooling=SEQUENCE)
-    own = replace(task, tables=(two, sequence))
-    (load, nothing) = loads_of(own, [whole_part(two, (0,)), whole_part(sequence, (0,))])
+    (load, nothing) = loads_of(
+        replace(task, tables=(two, sequence)), [whole_part(one, (0,)) for one in (two, sequence)]
+    )
     assert nothing == ()
     pooled, unpooled = sorted(load, key=lambda call: call.pooling == SEQUENCE)
-    assert [one[:3] for one in pooled.lookups] == [(0, 1, 2.0), (0, 1, 3.0)] and pooled.feature_tables() == [0, 0]
-    assert pooled.num_columns == 16
-    assert [one[:3] for one in unpooled.lookups] == [(0, 2, 2.5)] and unpooled.feature_tables() == [0, 0]
-    assert unpooled.num_columns == 8 and [bags for _, bags in unpooled.drawn_tables()] == [128]
-
-
-def lines_of(folder: Path, loads: Sequence[Load]) -> list[dict[str, object]]:
-    with closing(Timer(torch.device("cpu"), folder)) as timer:
-        time_loads.time_loads(timer, loads, 60.0, 0)
-    return [json.loads(line) for line in (folder / "kernel_times.jsonl").read_text().splitlines()]
+    assert [one[:3] for one in pooled.lookups] == [(0, 1, 2.0), (0, 1, 3.0)] and pooled.num_columns == 16
+    assert [one[:3] for one in unpooled.lookups] == [(0, 2, 2.5)] and unpooled.num_columns == 8
+    assert [bags for _, bags in unpooled.drawn_tables()] == [128]
 
 
 def test_loads_are_timed_by_real_kernels(task: ShardingTask, tmp_path: Path) -> None:
     loads = loads_of(task, plan(task.tables))
-    first, *lines = lines_of(tmp_path, loads)
-    assert "fbgemm_gpu" in str(first["versions"])
-    assert [line["key"] for line in lines] == [key_of(load) for load in loads]
+    with closing(Timer(torch.device("cpu"), tmp_path)) as timer:
+        time_loads.time_loads(timer, loads, 60.0, 0)
+    first, *lines = map(json.loads, (tmp_path / "kernel_times.jsonl").read_text().splitlines())
+    assert "fbgemm_gpu" in str(first["versions"]) and [line["key"] for line in lines] == [key_of(one) for one in loads]
     for line in lines:
         for name in ("forward_ms", "backward_ms", "dense_ms"):
-            of_repeats = line[name]
-            assert isinstance(of_repeats, list) and len(of_repeats) == time_loads.REPEATS and min(of_repeats) > 0
+            assert len(line[name]) == time_loads.REPEATS and min(line[name]) > 0
 
 
 def test_only_repeats_count_that_were_launched_in_time() -> None:
@@ -237,57 +196,11 @@ def test_the_bench_prices_by_what_was_timed(tmp_path: Path, monkeypatch: pytest.
     timed.kernel_times_of.cache_clear()
 
 
-def test_times_that_are_missing_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = [one for one in read_csv(results.PUBLISHED) if one.cell == Cell("criteo_kaggle", "h200", 8)]
-    results.check_times(truth)
-    without = [replace(one, kernels_ms=None) for one in truth]
-    results.check_times([replace(one, linear_ms=1.0) for one in without])
-    timed_before = sum(one.kernels_ms is not None for one in truth)
-    assert timed_before > 3
-    with pytest.raises(BadInput, match=f"{timed_before} plans with timed kernels"):
-        results.check_times(without)
-    monkeypatch.setattr(timed, "KERNEL_TIMES", Path("nowhere"))
-    timed.kernel_times_of.cache_clear()
-    task = CELL.machine.task(tables_called("mixed_4"))
-    found = replace(
-        Result(*CELL_NAMES, "greedy", "", "", FITS, ""),
-        kernels_ms=1.0,
-        parts=tuple((one.table, *one.rows, *one.columns, list(one.devices)) for one in half(task)),
-    )
-    with pytest.raises(BadInput, match="2 loads of timed plans have no times"):
-        list(device_errors.timed_loads([found]))
-    timed.kernel_times_of.cache_clear()
-
-
-def test_a_script_without_its_plans_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["device_errors", "errors", "--journal", str(tmp_path / "none.jsonl")])
-    with pytest.raises(SystemExit) as failed:
-        device_errors.main()
-    assert "there are no plans" in str(failed.value.code)
-
-
 def half(task: ShardingTask) -> list[TablePart]:
     return [whole_part(table, (at % 2,)) for at, table in enumerate(task.tables)]
 
 
-@pytest.mark.parametrize("gpu", ["h100", "h200"])
-def test_the_page_has_what_was_timed(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = timed.read_kernel_times(stored(f"kernels/shardbench_{gpu}.jsonl.gz"))
-    monkeypatch.setattr(results, "kernel_times_of", lambda of: times if of == gpu else KernelTimes())
-    results._raters.cache_clear()
-    cell = Cell("criteo_kaggle", gpu, 8)
-    known = {
-        (one.planner, one.variant): one.kernels_ms
-        for one in read_csv(ROOT / "benchmarks" / "shardbench_202611.csv")
-        if one.cell == cell
-    }
-    # Plans of evenshard's search have changed since they were timed.
-    for one in results.results_of(cell, load_planner("greedy")):
-        assert one.kernels_ms == pytest.approx(known["greedy", one.variant], abs=1e-4)
-    results._raters.cache_clear()
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_has_the_device_models_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     times = timed.read_kernel_times(stored("kernels/shardbench_h200.jsonl.gz"))
     monkeypatch.setattr(device_errors, "kernel_times_of", lambda gpu: times)
@@ -303,7 +216,7 @@ def test_the_page_has_the_device_models_errors(monkeypatch: pytest.MonkeyPatch) 
     assert "h200: the shortest call takes 13 us forward, 108 us backward." in lines
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_decision_has_the_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     truth_file("dlrm_2021_tables.csv")
     plans = [one for one in read_journal(stored("kernels/shardbench_plans.jsonl.gz")) if one.status == FITS]

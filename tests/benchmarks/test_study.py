@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,15 @@ import pytest
 
 from benchmarks.studies import runner, study
 from benchmarks.studies.answers import placement_of, rows_of
-from benchmarks.studies.measuring import MeasureAnswers, compute_speedup, figures, measured_balance
+from benchmarks.studies.measuring import compute_speedup, figures, measured_balance
 from benchmarks.studies.plan import plan_setting
 from benchmarks.studies.rows import ROWS, rows
 from benchmarks.studies.settings import STUDIES, Setting, ground_of
 from benchmarks.studies.study import run_study
-from benchmarks.studies.table import markdown, study_text
-from benchmarks.studies.units import Store, Unit
+from benchmarks.studies.table import study_text
+from benchmarks.studies.units import Store
 from evenshard.placement.placement import check_placement
 from evenshard.price.costs import DeviceCost, PlacementCost
-from evenshard.sharders.cost_model import fit as evenshard_loop
-from evenshard.sharders.cost_model.fit import CostModelFitConfig
-from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.simple import EXPERTS
 from support.builders import cost
 from support.study_builders import SMALL, TINY, config
@@ -42,7 +38,6 @@ def mixed(folder: Path) -> dict[str, Any]:
     return run_study(config(folder, num_seeds=2))
 
 
-@pytest.mark.slow
 def test_the_json_has_all_rows_with_the_keys_of_the_contract(mixed: dict[str, Any]) -> None:
     assert (mixed["study"], mixed["hardware"], mixed["num_seeds"]) == ("mixed", "simulated:h200", 2)
     assert (mixed["num_test_tasks"], mixed["num_train_tasks"]) == (6, 3)
@@ -59,28 +54,16 @@ def test_the_json_has_all_rows_with_the_keys_of_the_contract(mixed: dict[str, An
     assert mixed["commits_of_units"] == [mixed["commit"]]
     json.dumps(mixed, allow_nan=False)
 
-
-@pytest.mark.slow
-def test_measuring_candidates_helps(mixed: dict[str, Any]) -> None:
-    found = mixed["settings"]["6x2"]["sharders"]
-    assert found["evenshard_measured"]["mean_ms"] <= found["evenshard"]["mean_ms"]
-    assert found["random_search"]["mean_ms"] <= found["random"]["mean_ms"]
-
-
-@pytest.mark.slow
-def test_cost_networks_and_seconds_are_reported(mixed: dict[str, Any]) -> None:
-    found = mixed["settings"]["6x2"]
-    assert found["cost_networks"]["dreamshard"].keys() >= {"median_abs_pct_error", "kendall_tau"}
-    assert 0 <= found["cost_networks"]["convex"]["share_in_90_pct_interval"] <= 1
-    own = found["cost_networks"]["convex"]["own_placements"]
-    assert own["predicted_above_bound_pct"] >= 0
+    assert found["sharders"]["evenshard_measured"]["mean_ms"] <= found["sharders"]["evenshard"]["mean_ms"]
+    networks = found["cost_networks"]
+    assert networks["dreamshard"].keys() >= {"median_abs_pct_error", "kendall_tau"}
+    assert 0 <= networks["convex"]["share_in_90_pct_interval"] <= 1
+    assert networks["convex"]["own_placements"]["predicted_above_bound_pct"] >= 0
     # random placements of each of 6 tasks, by the networks of 2 seeds: 6 as dreamshard, 2 and 4 / 2 as evenshard
-    assert found["cost_networks"]["convex"]["num_placements"] == 10 * 6 * 2
+    assert networks["convex"]["num_placements"] == 10 * 6 * 2
     assert found["seconds"]["training"].keys() == {"dreamshard", "evenshard", "autoshard"}
-    assert found["seconds"]["placing_one_task"].keys() == found["sharders"].keys()
 
 
-@pytest.mark.slow
 def test_all_sharders_answer_the_same_tasks_and_equal_placements_cost_the_same(
     mixed: dict[str, Any], folder: Path
 ) -> None:
@@ -103,7 +86,6 @@ def test_all_sharders_answer_the_same_tasks_and_equal_placements_cost_the_same(
             assert cost_of.setdefault((task.task_id, placement), ms) == ms
 
 
-@pytest.mark.slow
 def test_started_again_it_does_nothing_and_says_the_same(
     mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,29 +98,6 @@ def test_started_again_it_does_nothing_and_says_the_same(
     assert sorted(name for name in done if "training" in name) == [
         "6x2 autoshard training seed 2", "6x2 dreamshard training seed 2"
     ]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_results_of_another_commit_are_used_and_named(
-    mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(study, "git_commit", lambda path: "another")
-    with caplog.at_level(logging.WARNING):
-        again = run_study(config(folder, num_seeds=2))
-    assert again["commits_of_units"] == [mixed["commit"]]
-    assert "other commits" in caplog.text
-
-
-@pytest.mark.slow
-def test_other_numbers_of_test_tasks_do_not_train_again(
-    mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[Unit] = []
-    monkeypatch.setattr(runner, "_do", lambda unit, *more: done.append(unit))
-    with pytest.raises(Exception, match="not readable"):
-        run_study(config(folder, num_seeds=2, test_tasks=2))
-    assert done
-    assert not [unit.name for unit in done if "training" in unit.name]
 
 
 def test_tasks_that_do_not_fit_are_counted_for_each_sharder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +114,6 @@ def test_tasks_that_do_not_fit_are_counted_for_each_sharder(tmp_path: Path, monk
     assert study_text({**run_study(config(tmp_path, skip=skip))})
 
 
-@pytest.mark.slow
 def test_generalize_compares_transferred_networks_with_those_trained_for_the_size(tmp_path: Path) -> None:
     sizes = (Setting(6, 2), Setting(50, 4))
     result = run_study(config(tmp_path, "generalize", settings=sizes, test_tasks=2))
@@ -169,18 +127,6 @@ def test_generalize_compares_transferred_networks_with_those_trained_for_the_siz
     assert elsewhere["cost_networks_transferred"] != elsewhere["cost_networks"]["dreamshard"]
     trainings = [path for path in tmp_path.glob("*training*.json")]
     assert len(trainings) == 2
-
-
-@pytest.mark.slow
-def test_autoshard_reports_balance_and_compute_speedup(tmp_path: Path) -> None:
-    result = run_study(config(tmp_path, "autoshard", settings=(Setting(6, 3),), train_tasks=2, test_tasks=2))
-    found = result["settings"]["6x3"]["sharders"]
-    assert found.keys() == set(ROWS["autoshard"])
-    assert found["random"]["compute_speedup"] == 1.0
-    assert all(0 <= row["degree_of_balance"] <= 1 for row in found.values())
-    assert found["lookup_greedy"]["degree_of_balance"] > 0
-    text = markdown(result, "python -m benchmarks study autoshard")
-    assert "| compute speedup |" in text
 
 
 def test_figures_of_one_sharder_by_hand() -> None:
@@ -202,30 +148,6 @@ def test_measured_balance_and_speedup_look_at_compute_alone() -> None:
     assert compute_speedup(compute(2.0, 4.0), reference=compute(1.0, 6.0)) == 1.5
 
 
-def test_eight_hundred_tables_are_placed_by_networks_of_eighty() -> None:
-    chosen = STUDIES["autoshard"]
-    ground, budgets = ground_of(chosen, "simulated:h200")
-    small, large = (plan_setting(chosen, ROWS["autoshard"], ground, budgets, one, 2) for one in chosen.settings)
-    assert [plan.setting.name for plan in (small, large)] == ["80x8", "800x80"]
-    assert {unit.key for unit in small.trainings} == {unit.key for unit in large.trainings}
-    assert (small.ground.test_tasks, large.ground.test_tasks) == (10, 3)
-    trained = {table.name for task in ground.split(small.setting).train for table in task.tables}
-    assert not trained & {table.name for task in large.ground.test(large.setting) for table in task.tables}
-
-
-@pytest.mark.slow
-def test_on_real_kernels_everything_is_measured_through_journals(tmp_path: Path) -> None:
-    skip = ("autoshard", "torchrec_planner")
-    chosen = config(tmp_path, hardware="cpu", train_tasks=2, test_tasks=2, skip=skip, settings=(Setting(3, 2),))
-    result = run_study(chosen)
-    assert result["provenance"]["hardware"].startswith("cpu: ")
-    found = result["settings"]["3x2"]
-    assert all(row["mean_ms"] > 0 for row in found["sharders"].values())
-    assert found["noise_of_a_difference_pct"] > 0
-    assert not list(tmp_path.glob("*.journal"))
-
-
-@pytest.mark.slow
 def test_a_measuring_that_was_cut_off_goes_on_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from evenshard.measure.one_device import SequentialHardware
 
@@ -252,31 +174,3 @@ def test_a_measuring_that_was_cut_off_goes_on_from_its_journal(tmp_path: Path, m
     run_study(replace(chosen, fresh=True))
     all_at_once = measured[0]
     assert cut_off == all_at_once - 4
-
-
-def test_measuring_needs_all_answers() -> None:
-    ground, budgets = ground_of(STUDIES["dlrm"], "simulated:h200")
-    plan = plan_setting(STUDIES["dlrm"], ROWS["dlrm"], ground, budgets, Setting(20, 4), 3)
-    assert isinstance(plan.measuring, MeasureAnswers)
-    assert {unit.key for unit in plan.measuring.needs} == {unit.key for unit in plan.answers}
-    assert len(plan.trainings) == 3
-
-
-@pytest.mark.slow
-def test_the_seed_reaches_the_convex_fit_and_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    fit, begin = evenshard_loop.fit_cost_model, EvenshardSharder.__init__
-
-    def fitted(measured: Any, settings: CostModelFitConfig, track: Any) -> Any:
-        seen.append(settings.seed)
-        return fit(measured, settings, track)
-
-    def begun(self: EvenshardSharder, model: Any, policy: Any = None, settings: SearchConfig | None = None) -> None:
-        seen.append(settings.seed if settings else -1)
-        begin(self, model, policy, settings)
-
-    monkeypatch.setattr(evenshard_loop, "fit_cost_model", fitted)
-    monkeypatch.setattr(EvenshardSharder, "__init__", begun)
-    skip = tuple(name for name in ROWS["mixed"] if name not in ("random", "evenshard"))
-    run_study(config(tmp_path, num_seeds=2, skip=skip, test_tasks=1))
-    assert sorted(seen) == [0] * 4 + [1] * 4  # two fits, a search while training, a search while placing

@@ -89,11 +89,6 @@ def test_comparisons_with_named_peers() -> None:
     assert "difference_to_single_cost_greedy_pct" not in row
 
 
-def test_one_task_has_a_mean_and_no_interval() -> None:
-    row = comparison({"random": of((2.0,)), "dim_greedy": of((1.0,))})["sharders"]["dim_greedy"]
-    assert (row["mean_ms"], row["ci95_ms"], row["difference_ci95_pct"]) == (1.0, None, None)
-
-
 def test_the_drop_of_transferred_networks_is_paired_with_those_trained_for_the_size() -> None:
     measured = {"evenshard": of((4.0, 6.0, 8.0)), "evenshard_transferred": of((5.0, 6.0, 10.0))}
     row = comparison(measured)["sharders"]["evenshard_transferred"]
@@ -142,12 +137,6 @@ def test_network_accuracy_by_hand() -> None:
     assert found["convex"]["share_in_90_pct_interval"] == pytest.approx(3 / 5)
 
 
-def test_no_sample_gives_no_accuracy() -> None:
-    nothing: dict[str, list[float]] = {"dreamshard": [], "convex": [], "convex_low": [], "convex_high": []}
-    found = sample_accuracy([[]], [{"predictions": [nothing]}])
-    assert found["convex"]["median_abs_pct_error"] is found["convex"]["share_in_90_pct_interval"] is None
-
-
 def test_own_placements_against_their_intervals_and_bounds() -> None:
     said = {"predicted_ms": 11.0, "low_ms": 9.0, "high_ms": 12.0, "lower_bound_ms": 10.0}
     found = own_placements([[said, said, {"infeasible": "full"}], [said, said, said]], [[10.0, 13.0, INF]] * 2)
@@ -193,14 +182,6 @@ def test_the_markdown_has_sharders_as_rows_and_settings_as_columns() -> None:
     assert "`python -m benchmarks study mixed`" in text
     assert "Left out: autoshard (skipped)." in lines
     assert "## 80x8" in lines
-
-
-def test_only_studies_on_real_hardware_have_measured() -> None:
-    one = study(**{"40x4": {"random": of((2.0, 4.0, 6.0))}})
-    for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
-        for text in (study_text({**one, "hardware": hardware}), markdown({**one, "hardware": hardware}, "evenshard")):
-            assert f"* {word} the test tables" in text.replace("\\", "") and other not in text
-            assert word in text.replace(hardware, "")
 
 
 def test_what_is_not_known_is_a_dash_and_columns_of_dashes_are_left_out() -> None:
