@@ -18,7 +18,6 @@ from benchmarks.scripts.gpu_kernels import Bench, Shard, random_shard
 from evenshard.measure.calibrate.device import Errors
 from evenshard.price.device_model import KERNELS
 from evenshard.price.gpu_profile import gpu_profile
-from evenshard.tables.table import SEQUENCE
 from support.dvc_store import stored
 
 pytestmark = pytest.mark.nightly
@@ -91,15 +90,3 @@ def test_a_measured_call_is_a_line_from_which_its_tables_are_made_again(bench: B
     expected = sum(round(table.pooling_factor * shard.batch_size) for table in shard.tables)
     assert line["num_lookups"] == [expected]
     assert calls["what"] == "calls" and len(calls["alone_ms"]) == 2
-
-
-def test_families_take_turns_and_keep_to_what_one_call_may_need() -> None:
-    shards = [random_shard((3, 0, number)) for number in range(10)]
-    assert {"mixed", "one table", "recommender", "hardly looked up", "sequences", "many tables", "mlperf"} == {
-        one.kind for one in shards
-    }
-    for one in shards:
-        assert sum(table.pooling_factor for table in one.tables) * one.batch_size <= 1.01 * gpu_kernels.MAX_LOOKUPS
-        assert len({table.weight_bits for table in one.tables}) == 1
-        assert (one.kind == "sequences") == all(table.pooling == SEQUENCE for table in one.tables)
-        assert one.optimizer != "adam" or one.tables[0].weight_bits == 32

@@ -11,8 +11,6 @@ from benchmarks.scripts.fit_links import (
     errors_of,
     fitted_curves,
     is_noise,
-    left_out_errors,
-    one_by_one,
     read_truth,
     rule_errors,
 )
@@ -44,12 +42,6 @@ def test_each_link_is_as_measured(name: str, truth: tuple[Truth, int]) -> None:
     for kind, rows in of_kind.items():
         errors = errors_of(written[kind], rows)
         assert np.median(errors) < 0.05 and errors.max() < 0.20, kind
-
-
-def test_exchanges_of_sizes_that_the_fit_did_not_see(truth: tuple[Truth, int]) -> None:
-    """Their neighbours are 16 times apart, four times as far as those of a size between two that were measured."""
-    rows = truth[0]["nvlink_h100"][kind := ("all_to_all", 8)]
-    assert np.median(left_out_errors(kind, rows, one_by_one(rows))) < 0.09
 
 
 def test_links_by_rule(truth: tuple[Truth, int]) -> None:

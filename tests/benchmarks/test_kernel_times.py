@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,9 @@ import torch
 
 from benchmarks.shardbench import device_errors, results, time_loads, timed
 from benchmarks.shardbench.cases import BenchMachine, Cell, tables_called
-from benchmarks.shardbench.loads import key_of, loads_of, read_loads, round_floats, write_loads
+from benchmarks.shardbench.loads import key_of, loads_of, read_loads, write_loads
 from benchmarks.shardbench.page import summary
-from benchmarks.shardbench.results import FITS, parts_of, read_journal, write_journal
+from benchmarks.shardbench.results import parts_of, write_journal
 from benchmarks.shardbench.time_loads import Timer, dense_error, repeats_in_time
 from benchmarks.shardbench.timed import KernelTimes
 from evenshard.placement.parts import Span, TablePart, replica_table, whole_part
@@ -26,9 +25,6 @@ from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import exchange_times, volumes_of
 from evenshard.tables.table import SEQUENCE, Table
-from support.dvc_store import stored
-from support.repository import ROOT
-from support.truth import truth_file
 
 CELL = Cell("mixed_4", "h100", 2)
 
@@ -88,13 +84,6 @@ def test_equal_loads_are_one_whatever_they_are_called(task: ShardingTask, tmp_pa
     assert {key_of(one) for one in loads[:2]} == {key_of(one) for one in loads[2:]} and loads[0] == loads[3]
     assert write_loads(tmp_path / "loads.jsonl.gz", loads) == 2
     assert read_loads(tmp_path / "loads.jsonl.gz") == loads[:2]
-
-
-def test_a_short_decimal_between_two_rounded_values_is_rounded_one_way() -> None:
-    for middle in (1.0000005, 0.1953125, 2.5000015):
-        ends = [float(np.nextafter(middle, end)) for end in (-np.inf, middle, np.inf)]
-        assert len(set(map(round_floats, ends))) == 1
-    assert round_floats((1 / 3, (2, "a"), None)) == (0.333333, (2, "a"), None)
 
 
 def test_features_of_a_table_are_drawn_each(task: ShardingTask) -> None:
@@ -198,28 +187,3 @@ def test_the_bench_prices_by_what_was_timed(tmp_path: Path, monkeypatch: pytest.
 
 def half(task: ShardingTask) -> list[TablePart]:
     return [whole_part(table, (at % 2,)) for at, table in enumerate(task.tables)]
-
-
-@pytest.mark.nightly
-def test_the_page_has_the_device_models_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = timed.read_kernel_times(stored("kernels/shardbench_h200.jsonl.gz"))
-    monkeypatch.setattr(device_errors, "kernel_times_of", lambda gpu: times)
-    truth_file("dlrm_2021_tables.csv")
-    plans = read_journal(stored("kernels/shardbench_plans.jsonl.gz"))
-    own = [one for one in plans if one.gpu == "h200" and one.status == FITS]
-    page = (ROOT / "benchmarks" / "fbgemm_h100_202611.md").read_text()
-    lines = [*device_errors.errors(own)]
-    of_loads = takewhile(lambda line: not line.startswith("| cell |"), lines)
-    rows = [line for line in of_loads if line.startswith("|")]
-    assert len(rows) > 12 and all(line in page for line in rows)
-    assert [int(line.split()[6]) for line in lines if "than their kernels" in line] == [27, 53, 71]
-    assert "h200: the shortest call takes 13 us forward, 108 us backward." in lines
-
-
-@pytest.mark.nightly
-def test_the_decision_has_the_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth_file("dlrm_2021_tables.csv")
-    plans = [one for one in read_journal(stored("kernels/shardbench_plans.jsonl.gz")) if one.status == FITS]
-    page = (ROOT / "docs" / "decisions" / "0042-intervals-of-differences.md").read_text()
-    said, _, *rows = device_errors.intervals(plans)
-    assert said == "97 % of 317 steps are inside." and len(rows) == 9 and all(line in page for line in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.shardbench import cases, linear
-from benchmarks.shardbench.cases import BenchMachine, Cell, cells, tables_called
+from benchmarks.shardbench.cases import BenchMachine, Cell, tables_called
 from benchmarks.shardbench.page import comparable, page, table
 from benchmarks.shardbench.planners import NAMES, autoshard, dreamshard, load_planner
 from benchmarks.shardbench.results import (
@@ -50,26 +49,20 @@ def plan(tables, machine):
 """
 
 
-@pytest.fixture
-def others(tmp_path: Path) -> Callable[[str, str], str]:
-    """Writes the file of a planner, and returns its path."""
-
-    def write(name: str, text: str) -> str:
-        (tmp_path / f"{name}.py").write_text(text)
-        return str(tmp_path / f"{name}.py")
-
-    return write
+def write_planner(folder: Path, name: str, text: str) -> str:
+    (folder / f"{name}.py").write_text(text)
+    return str(folder / f"{name}.py")
 
 
 def test_the_command_plans_what_is_missing_and_writes_all_files(
-    tmp_path: Path, others: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal, out = tmp_path / "work" / "journal.jsonl", tmp_path / "bench"
     asked = ["shardbench", "--models", "mixed_3", "--hardware", "h100", "--devices", "2", "--journal", str(journal)]
     asked += ["--out", str(out), "--planners"]
     main([*asked, "evenshard,greedy,torchrec_default"])
     before = read_journal(journal)
-    main([*asked, f"evenshard,greedy,torchrec_default,{others('first_device', FIRST_DEVICE)}"])
+    main([*asked, f"evenshard,greedy,torchrec_default,{write_planner(tmp_path, 'first_device', FIRST_DEVICE)}"])
     results = read_journal(journal)
     assert results[:-1] == before and results[-1].planner == "first_device"
     assert [one.planner for one in before] == ["evenshard", *["greedy"] * 4, "torchrec_default"]
@@ -99,13 +92,13 @@ def test_what_there_is_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_plans_that_may_not_be_used_are_told_and_never_the_best(
-    tmp_path: Path, others: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = sum(table.size_bytes for table in tables_called("mixed_5"))
     monkeypatch.setattr(cases, "TABLES_SHARE", 0.99 * total / cases.gpu_profile("h100").memory_bytes)
     cell, rows = Cell("mixed_5", "h100", 2), []
     for name, text in (("first_device", FIRST_DEVICE), ("loses_a_table", LOSES_A_TABLE), ("gives_up", GIVES_UP)):
-        rows += results_of(cell, load_planner(others(name, text)))
+        rows += results_of(cell, load_planner(write_planner(tmp_path, name, text)))
     assert [one.status for one in rows] == [OVER_MEMORY, ILLEGAL, NO_PLAN]
     assert "device 0 needs" in rows[0].note and rows[0].device_ms and rows[0].memory_share == pytest.approx(1.01)
     assert "5 tables are too many for 2 devices" in rows[2].note
@@ -165,18 +158,6 @@ def test_the_linear_model_is_that_of_its_constants() -> None:
         times.append(linear.LinearModel("h100").step_ms(replicated, [whole_part(one, (0, 1))]))
     gradients_ms = 16_000_000 * (4 / cases.gpu_profile("h100").hbm_gb_s + 1 / gpu["intra_gb_s"]) * 1e-6
     assert times[1] - times[0] == pytest.approx(gradients_ms)
-
-
-def test_the_grid_leaves_out_what_fits_no_memory() -> None:
-    assert [one.devices for one in cells(["dlrm_v3"], ["h100"], [8, 16])] == [16]
-
-
-def test_recorded_tables_that_are_not_at_hand_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("EVENSHARD_TRUTH", str(tmp_path))
-    assert list(cells(["recorded_7", "criteo_kaggle"], ["h100"], [8])) == [Cell("criteo_kaggle", "h100", 8)]
-    assert "recorded_7, 8 x h100 is omitted" in capsys.readouterr().err
 
 
 def test_the_page_is_that_of_its_csv() -> None:

@@ -149,21 +149,14 @@ def test_own_placements_against_their_intervals_and_bounds() -> None:
 
 
 def study(**settings: Any) -> dict[str, Any]:
+    more = {"num_test_tasks": 3, "cost_networks": {}, "seconds": {"training": {}, "placing_one_task": {}}}
     return {
         "study": "mixed",
         "hardware": "simulated:h200",
         "num_seeds": 2,
         "commit": "0" * 40,
         "left_out": {"autoshard": "skipped"},
-        "settings": {
-            name: {
-                **comparison(measured),
-                "num_test_tasks": 3,
-                "cost_networks": {},
-                "seconds": {"training": {}, "placing_one_task": {}},
-            }
-            for name, measured in settings.items()
-        },
+        "settings": {name: {**comparison(measured), **more} for name, measured in settings.items()},
     }
 
 

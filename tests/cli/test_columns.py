@@ -35,11 +35,6 @@ def test_drift(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(printed.out)["model"]["source"] == str(LEARNED)
 
 
-def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["what-if", "theirs.csv", "--hardware", "h100", "--devices", "2", "--json", *COLUMNS]) == 0
-    assert json.loads(capsys.readouterr().out)
-
-
 def test_the_first_stage_of_the_loop(tmp_path: Path) -> None:
     columns = {"feature": "name", "cardinality": "num_rows"}
     config = GenerateTablesConfig("theirs.csv", 1, 1, 2, 2, 1.0, 64, columns=columns)

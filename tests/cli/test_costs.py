@@ -177,21 +177,3 @@ def test_a_device_is_calibrated_to_its_costs_and_then_simulated(pool: Path, caps
         assert before > 20 and after < 2
     assert set(FREE_CONSTANTS) <= set(lines)
     assert main([*BENCHMARK, "--hardware", "simulated:mine.yaml", "--placements", "0", "--shards", "3"]) == 0
-
-
-def test_all_problems_of_a_profile_are_said_at_once(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = yaml.safe_load(a_profile("old.yaml").read_text())
-    for name in ("bounds_floor_us", "hot_lookup_ns"):
-        del content[name]
-    old = {"boost_ghz": 1.5, "fwd_loads_per_warp": 2.0}
-    content |= {name: {"value": value, "source": "an older version"} for name, value in old.items()}
-    Path("old.yaml").write_text(yaml.safe_dump(content))
-    assert main([*BENCHMARK, *SIMULATED]) == 0
-    capsys.readouterr()
-    with_other = ["calibrate-device", "--costs", "costs.parquet", "--tables", "t.parquet", "--profile", "old.yaml"]
-    for words in ([*with_other, "--out", "new.yaml"], [*BENCHMARK, "--hardware", "simulated:old.yaml"]):
-        assert main(words) == 2
-        first, *lines, last = capsys.readouterr().err.splitlines()
-        assert first.endswith("old.yaml: 4 problems") and last.endswith("or calibrate again.")
-        assert {line.split()[0] for line in lines} == {*map(repr, old), "bounds_floor_us", "hot_lookup_ns"}
-    assert not Path("new.yaml").exists()

@@ -28,7 +28,6 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
             "evenshard place: unknown flag '--devcies'. Did you mean --devices? Try evenshard place --help.",
         ),
         ("diff a b c", "evenshard diff: unexpected 'c'. Try evenshard diff --help."),
-        ("pipeline compile --qqq", "evenshard pipeline compile: the following arguments are required"),
         ("place x.csv --format jsn", "evenshard place: --format is 'jsn'. Choose from json, torchrec"),
         ("place x.csv --devices 0", "--devices is 0, not a whole number from 1 to 4,096."),
     ],
