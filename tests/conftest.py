@@ -97,7 +97,9 @@ def three_loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPath
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of a file in one process, and those of the S3 server in one; files with slow tests come first."""
     for item in items:
-        if item.path.is_relative_to(ROOT / "tests/with_torchrec") or item.path.is_relative_to(ROOT / "tests/benchmarks"):
+        if item.path.is_relative_to(ROOT / "tests/with_torchrec") or item.path.is_relative_to(
+            ROOT / "tests/benchmarks"
+        ):
             item.add_marker(pytest.mark.slow)
         group = "s3" if "s3" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(group))

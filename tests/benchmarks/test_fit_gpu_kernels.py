@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 
-from benchmarks.scripts import gpu_kernels
-from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, Calls, calls_of, halves, read_lines, times_us
-from benchmarks.scripts.gpu_kernels import Bench, Shard, random_shard
+from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, Calls, calls_of, halves, times_us
 from evenshard.measure.calibrate.device import Errors
 from evenshard.price.device_model import KERNELS
 from evenshard.price.gpu_profile import gpu_profile
@@ -57,36 +52,3 @@ def test_another_card_takes_as_long() -> None:
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """On the CPU, whose kernels of Adam are missing."""
-    monkeypatch.setattr(gpu_kernels, "OPTIMIZERS", {"rowwise_adagrad": 0.5, "sgd": 0.5})
-    for name, most in (("MAX_LOOKUPS", 2**13), ("MAX_WEIGHT_BYTES", 2**24), ("MAX_OUTPUT_BYTES", 2**22)):
-        monkeypatch.setattr(gpu_kernels, name, most)
-    monkeypatch.setattr(gpu_kernels, "BATCH_SIZES", (256,) * 8)
-    with closing(Bench(torch.device("cpu"), tmp_path, 0)) as found:
-        yield found
-
-
-def test_kernels_are_checked_against_double_precision_before_anything_is_timed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert gpu_kernels.check(bench) < 1e-5
-    right = gpu_kernels.reference_step
-    monkeypatch.setattr(gpu_kernels, "reference_step", lambda *of: (-right(*of)[0], right(*of)[1]))
-    with pytest.raises(AssertionError, match="kernels are off by 2"):
-        gpu_kernels.check(bench)
-
-
-def test_a_measured_call_is_a_line_from_which_its_tables_are_made_again(bench: Bench, tmp_path: Path) -> None:
-    shard = random_shard((0, 0, 0))
-    bench.shard(shard)
-    bench.calls([shard, shard])
-    *_, line, calls = read_lines(tmp_path / "measured.jsonl")
-    assert line["what"] == "shard" and Shard.of_record(line) == shard
-    assert len(line["forward_ms"]) == gpu_kernels.REPEATS and min(line["backward_ms"]) > 0
-    expected = sum(round(table.pooling_factor * shard.batch_size) for table in shard.tables)
-    assert line["num_lookups"] == [expected]
-    assert calls["what"] == "calls" and len(calls["alone_ms"]) == 2

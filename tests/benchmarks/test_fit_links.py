@@ -10,7 +10,6 @@ from benchmarks.scripts.fit_links import (
     Truth,
     errors_of,
     fitted_curves,
-    is_noise,
     read_truth,
     rule_errors,
 )
@@ -23,12 +22,6 @@ pytestmark = pytest.mark.nightly
 @pytest.fixture(scope="module")
 def truth() -> tuple[Truth, int]:
     return read_truth(truth_file("nccl.csv").parent)
-
-
-def test_noise_contradicts_both_neighbours() -> None:
-    times = [8.1, 16.6, 7.5, 7.4, 8.0, 5.0, 20.0]
-    assert [at for at in range(len(times)) if is_noise(times, at)] == [1, 5]
-    assert is_noise([17.0, 7.0, 8.0], 0) and not is_noise([1.0, 7.0], 0) and not is_noise([1.0, 7.0], 1)
 
 
 @pytest.mark.parametrize("name", sorted(NVLINK_GB_S))

@@ -75,11 +75,6 @@ def test_a_failing_unit_names_itself(tmp_path: Path, way: str, kind: type[Except
     assert Store(tmp_path).has(Add(1))
 
 
-def test_a_unit_that_fails_in_a_worker_names_itself_and_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(InfeasibleTask, match=r"^failing full: No room\.$"):
-        run_units([Fail("full"), Add(1, pause_s=60.0)], tmp_path, "commit", 2, "test")
-
-
 def is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -88,15 +83,9 @@ def is_alive(process: int) -> bool:
     return not Path(f"/proc/{process}/stat").exists() or " Z " not in Path(f"/proc/{process}/stat").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("jobs", "by", "code"),
-    [(2, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGTERM, 130)],
-)
-def test_a_killed_study_leaves_no_worker_and_goes_on_where_it_was(
-    tmp_path: Path, jobs: int, by: signal.Signals, code: int
-) -> None:
-    command = [sys.executable, killable_study.__file__, str(tmp_path), str(jobs)]
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)])
+def test_a_killed_study_leaves_no_worker_and_goes_on(tmp_path: Path, by: signal.Signals, code: int) -> None:
+    command = [sys.executable, killable_study.__file__, str(tmp_path), "2"]
     study = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: 4 in [number for number, _ in began(tmp_path)], "the long unit begins")
     study.send_signal(by)

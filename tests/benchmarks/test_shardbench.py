@@ -17,7 +17,6 @@ from benchmarks.shardbench.results import (
     ILLEGAL,
     NO_PLAN,
     OVER_MEMORY,
-    Result,
     parts_of,
     read_csv,
     read_journal,
@@ -82,15 +81,6 @@ def test_the_command_plans_what_is_missing_and_writes_all_files(
     assert "mixed_3, 2 x h100: first_device, 1 plans" in capsys.readouterr().out
 
 
-def test_what_there_is_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "bench")]
-    asked = {"--models": "criteo_kaggle", "--hardware": "h100", "--devices": "8", "--planners": "greedy"}
-    for flag, value in (("--models", "criteo_2tb"), ("--hardware", "h999"), ("--devices", "12"), ("--planners", "x")):
-        words = [word for pair in (asked | {flag: value}).items() for word in pair]
-        assert main(["shardbench", *words, *out]) == 2 and not [*tmp_path.iterdir()]
-        assert value in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_plans_that_may_not_be_used_are_told_and_never_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,24 +95,6 @@ def test_plans_that_may_not_be_used_are_told_and_never_the_best(
     assert all("| - | - |" in line for line in [*table(rows)][2:])
     write_csv(tmp_path / "rows.csv", rows)
     assert [one.ms("device") for one in read_csv(tmp_path / "rows.csv")] == [float("inf")] * 3
-
-
-def test_where_evenshard_loses_is_told_by_every_oracle() -> None:
-    def result(planner: str, status: str, *ms: float | None) -> Result:
-        return Result("mixed_3", "h100", 8, planner, "", "", status, "", *ms)
-
-    rows = [
-        result("evenshard", FITS, 4.0, 1.0, 2.0, 3.0),
-        result("greedy", FITS, 3.2, 1.5, 1.6, 3.0015),
-        result("torchrec_swept", OVER_MEMORY, None, 0.1, 0.1, 0.1),
-    ]
-    text = page(rows, "bench")
-    assert "By the device model: 0 of 1 cells." in text and "By TorchRec's own rating: 0 of 1 cells." in text
-    assert "By the linear model of counts: 1 of 1 cells." in text and "By kernels, timed: 1 of 1 cells." in text
-    assert "| mixed_3 | 8 x h100 | kernels | 4.000 | greedy | - | - | +25.0 % | - |" in table(rows)
-    assert "2 plans of 1 cells, on H100" in " ".join(text.split())
-    assert "| mixed_3 | 8 x h100 | device | 1.000 | evenshard | - | - | -33.3 % | - |" in table(rows)
-    assert "| torchrec_swept | - | 1 | 1 | 1 | 0 | 0 | 0.0 |" in text
 
 
 def test_every_planner_finds_plans(monkeypatch: pytest.MonkeyPatch) -> None:

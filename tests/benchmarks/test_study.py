@@ -9,20 +9,35 @@ from typing import Any
 
 import pytest
 
-from benchmarks.studies import runner, study
-from benchmarks.studies.answers import placement_of, rows_of
+from benchmarks.studies import runner
 from benchmarks.studies.measuring import compute_speedup, figures, measured_balance
-from benchmarks.studies.plan import plan_setting
-from benchmarks.studies.rows import ROWS, rows
-from benchmarks.studies.settings import STUDIES, Setting, ground_of
-from benchmarks.studies.study import run_study
-from benchmarks.studies.table import study_text
-from benchmarks.studies.units import Store
-from evenshard.placement.placement import check_placement
+from benchmarks.studies.rows import ROWS
+from benchmarks.studies.settings import Budgets, Setting
+from benchmarks.studies.study import BenchConfig, run_study
+from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig, EvenshardConfig
 from evenshard.price.costs import DeviceCost, PlacementCost
+from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.cost_model.fit import CostModelFitConfig
+from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.simple import EXPERTS
+from evenshard.sharders.training import FitConfig
 from support.builders import cost
-from support.study_builders import SMALL, TINY, config
+
+QUICK = SearchConfig(num_rollouts=4, scores_per_table=50)
+TINY = Budgets(
+    dreamshard=DreamShardConfig(num_rounds=2, placements_per_round=3, cost_updates=5, policy_updates=1, num_episodes=2),
+    evenshard=EvenshardConfig(num_shards=4, own_placements=2, fit=CostModelFitConfig(num_updates=20), search=QUICK),
+    autoshard=AutoShardConfig(FitConfig(5, 8, 1e-3), ImpalaConfig(num_updates=2, num_slots=2, unroll_length=6)),
+    num_shards=10,
+    search=QUICK,
+)
+SMALL = Setting(6, 2)
+
+
+def config(folder: Path, name: str = "mixed", **changes: Any) -> BenchConfig:
+    plain = BenchConfig(name, "simulated:h200", 1, folder, (SMALL,), 3, 6, num_jobs=1, budgets=TINY)
+    return replace(plain, **changes)
+
 
 PAPER_KEYS = {"mean_ms", "ci95_ms", "speedup_over_random_pct", "infeasible", "privileged",
               "difference_to_best_heuristic_pct", "difference_ci95_pct", "seed_deviation_ms"}  # fmt: skip
@@ -63,28 +78,6 @@ def test_the_json_has_all_rows_with_the_keys_of_the_contract(mixed: dict[str, An
     assert found["seconds"]["training"].keys() == {"dreamshard", "evenshard", "autoshard"}
 
 
-def test_all_sharders_answer_the_same_tasks_and_equal_placements_cost_the_same(
-    mixed: dict[str, Any], folder: Path
-) -> None:
-    ground, _ = ground_of(STUDIES["mixed"], "simulated:h200", 3, 6)
-    plan = plan_setting(STUDIES["mixed"], rows("mixed", mixed["left_out"]), ground, TINY, SMALL, 2)
-    tasks = ground.test(SMALL)
-    trained = {table.name for task in ground.split(SMALL).train for table in task.tables}
-    assert not trained & {table.name for task in tasks for table in task.tables}
-    store = Store(folder)
-    answers = {(row.sharder, row.seed): row.answers for row in rows_of(plan.answers, store)}
-    costs = {(row["sharder"], row["seed"]): row["ms"] for row in store.result(plan.measuring)["rows"]}
-    assert answers.keys() == costs.keys()
-    assert {seed for name, seed in answers if name == "evenshard"} == {0, 1}
-    cost_of: dict[Any, float] = {}
-    for key, of_sharder in answers.items():
-        for task, answer, ms in zip(tasks, of_sharder, costs[key], strict=True):
-            placement = placement_of(answer, task)
-            assert placement is not None
-            check_placement(task, placement)
-            assert cost_of.setdefault((task.task_id, placement), ms) == ms
-
-
 def test_started_again_it_does_nothing_and_says_the_same(
     mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,20 +90,6 @@ def test_started_again_it_does_nothing_and_says_the_same(
     assert sorted(name for name in done if "training" in name) == [
         "6x2 autoshard training seed 2", "6x2 dreamshard training seed 2"
     ]  # fmt: skip
-
-
-def test_tasks_that_do_not_fit_are_counted_for_each_sharder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On devices where some tasks fit and some do not, the table is about the former and counts the latter."""
-    found, budgets = ground_of(STUDIES["mixed"], "simulated:h200", 8, 8)
-    tight = replace(found, pool=replace(found.pool, memory_cap_gb=2.2))
-    monkeypatch.setattr(study, "ground_of", lambda *args: (tight, budgets))
-    skip = tuple(name for name in ROWS["mixed"] if name not in ("random", *EXPERTS, "dreamshard"))
-    result = run_study(config(tmp_path, skip=skip))["settings"]["6x2"]
-    infeasible = {name: row["infeasible"] for name, row in result["sharders"].items()}
-    assert 0 < result["num_common_tasks"] < 8
-    assert all(0 < count <= 8 - result["num_common_tasks"] for count in infeasible.values())
-    assert result["num_tasks_not_placed_by_all"] == 8 - result["num_common_tasks"]
-    assert study_text({**run_study(config(tmp_path, skip=skip))})
 
 
 def test_figures_of_one_sharder_by_hand() -> None:
@@ -128,31 +107,3 @@ def test_measured_balance_and_speedup_look_at_compute_alone() -> None:
     assert measured_balance(compute(4.0)) == 1.0
     assert measured_balance(compute(0.0, 0.0)) == 1.0
     assert compute_speedup(compute(2.0, 4.0), reference=compute(1.0, 6.0)) == 1.5
-
-
-def test_a_measuring_that_was_cut_off_goes_on_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenshard.measure.one_device import SequentialHardware
-
-    measured, limit = [0], 4
-    whole = SequentialHardware.measure
-
-    def measure(self: SequentialHardware, *job: Any) -> Any:
-        measured[0] += 1
-        if measured[0] > limit:
-            raise KeyboardInterrupt
-        return whole(self, *job)
-
-    monkeypatch.setattr(SequentialHardware, "measure", measure)
-    skip = tuple(name for name in ROWS["mixed"] if name not in ("random", "random_search"))
-    chosen = config(tmp_path, hardware="cpu", train_tasks=1, test_tasks=1, skip=skip, settings=(Setting(3, 2),))
-    with pytest.raises(KeyboardInterrupt):
-        run_study(chosen)
-    assert list(tmp_path.glob("*.journal"))
-    measured[0], limit = 0, 10**9
-    run_study(chosen)
-    # 10 random placements, of which 4 are on record, and then the 2 answers and the controls
-    cut_off, all_at_once = measured[0], 0
-    measured[0] = 0
-    run_study(replace(chosen, fresh=True))
-    all_at_once = measured[0]
-    assert cut_off == all_at_once - 4

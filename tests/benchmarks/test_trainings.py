@@ -96,22 +96,6 @@ def test_from_measured_shards_to_a_balance_above_random() -> None:
     assert mean[0] > mean[1] + 0.15 and mean[0] > 0.75
 
 
-def test_autoshard_has_a_seed_of_its_own_and_leaves_out_tasks_that_do_not_fit() -> None:
-    short = AutoShardConfig(replace(BALANCE.fit, num_updates=5), replace(BALANCE.impala, num_updates=2))
-    measured = measure_random_shards(FakeHardware(), SHARDS_OF, 50, seed=0)
-    torch.manual_seed(11)
-    expected = torch.rand(())
-    torch.manual_seed(11)
-    nets = [train_autoshard(SHARDS_OF, measured, short, seed=seed).policy.state_dict() for seed in (1, 1, 2)]
-    assert torch.rand(()).equal(expected)
-    assert all(nets[0][name].equal(nets[1][name]) for name in nets[0])
-    assert any(not nets[0][name].equal(nets[2][name]) for name in nets[0])
-    too_small = [capped(one, 4) for one in SHARDS_OF]
-    train_autoshard([*too_small, SHARDS_OF[0]], measured, short, seed=0)
-    with pytest.raises(InfeasibleTask, match="No train task fits"):
-        train_autoshard(too_small, measured, short, seed=0)
-
-
 # evenshard ------------------------------------------------------------------------------------------------------------
 
 TABLES = some_tables(30)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from evenshard.base.errors import BadConfig
 from evenshard.cli import main
-from evenshard.loop.generate_tables import run
-from evenshard.loop.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
-from evenshard.tables.files import load_tables
 from support.learned import LEARNED
 
 THEIRS = "feature,cardinality,dim,pooling,owner\na,200000,16,3,x\nb,9000,8,1,x\nc,50000,16,2,x\nd,7000,8,1,x\n"
@@ -33,13 +28,3 @@ def test_drift(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.err == "evenshard drift: theirs.csv: 1 column is not used: 'owner'.\n"
     assert json.loads(printed.out)["model"]["source"] == str(LEARNED)
-
-
-def test_the_first_stage_of_the_loop(tmp_path: Path) -> None:
-    columns = {"feature": "name", "cardinality": "num_rows"}
-    config = GenerateTablesConfig("theirs.csv", 1, 1, 2, 2, 1.0, 64, columns=columns)
-    outputs = GenerateTablesOutputs(tmp_path / "tables.json", tmp_path / "tasks.json")
-    run(config, GenerateTablesInputs(), outputs)
-    assert [one.name for one in load_tables(outputs.tables)] == ["a", "b", "c", "d"]
-    with pytest.raises(BadConfig, match=r"'f', which is not a column of theirs.csv"):
-        run(replace(config, columns={**columns, "f": ""}), GenerateTablesInputs(), outputs)

@@ -139,18 +139,6 @@ def test_a_plan_is_measured_elsewhere_and_comes_back_as_costs(
 # Describe ------------------------------------------------------------------------------------------------------------
 
 
-def test_describe_in_words_and_as_json(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*BENCHMARK, *SIMULATED]) == 0
-    capsys.readouterr()
-    assert main(["describe", "costs.parquet"]) == 0
-    assert "simulated: h200" in capsys.readouterr().out
-    assert main(["describe", "costs.parquet", "--json"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)["datasets"]
-    assert one["measurements"] == 12 and len(one["params_hash"]) == 64
-    assert main(["describe", "none.parquet"]) == 2
-    assert "none.parquet: no such file" in capsys.readouterr().err
-
-
 # Calibrating ---------------------------------------------------------------------------------------------------------
 
 

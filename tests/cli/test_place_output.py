@@ -13,10 +13,7 @@ import pytest
 
 from evenshard.base import console
 from evenshard.cli import main
-from evenshard.planner.baselines import FULL_SPACE, TORCHREC
-from evenshard.planner.file import load_answer
 from evenshard.torchrec.plan.file import load_plan_parts
-from support.traffic_builders import TRAFFIC, write_parquet
 
 TABLES = "name,rows,dim,pooling\na,200000,16,3\nb,9000,8,1\nc,1000000,32,12\n"
 PLACE = ["place", "tables.csv", "--devices", "2", "--hardware", "simulated:h100"]
@@ -54,17 +51,6 @@ def test_quiet_writes_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> No
     assert Path("placement.json").exists() and Path("page.html").exists()
     assert main([*PLACE, "--quiet", "--memory-cap-gb", "0.01"]) == 2
     assert "evenshard place: the tables need at least" in capsys.readouterr().err
-
-
-def test_torchrec_is_compared_where_tables_are_a_sample_of_traffic() -> None:
-    """Their rows are counted one by one, in a file of tables they are not."""
-    traffic = str(write_parquet(Path("traffic"), TRAFFIC))
-    place = ["place", traffic, "--embedding-dim", "8", "--batch-size", "2", "--devices", "2"]
-    assert main([*place, "--hardware", "simulated:h100", "-o", "placement.json", "--report", "page.html"]) == 0
-    answer = load_answer("placement.json")
-    assert all(table.row_shares for table in answer.request.tables)
-    times = {one.sharder: one.predicted_ms for one in answer.comparison}
-    assert all(times[name] is not None for name in (*TORCHREC, FULL_SPACE))
 
 
 def test_stdout_holds_one_thing(capsys: pytest.CaptureFixture[str]) -> None:

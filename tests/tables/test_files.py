@@ -106,25 +106,11 @@ def test_files_of_plain_tables_have_plain_columns_only(tmp_path: Path) -> None:
     assert (tmp_path / "t.csv").read_bytes().decode() == (
         f'{HEADER},reuse_bins,weight_bits\r\nads,1000,16,2.5,,32\r\nb,7,4,1.0,"{bins}",16\r\n'
     )
-    plain = (
-        '"name": "{}", "num_rows": {}, "embedding_dim": {}, "pooling_factor": {}, "reuse_bins": {}, "weight_bits": {}'
-    )
-    first, second = plain.format("ads", 1000, 16, 2.5, "null", 32), plain.format("b", 7, 4, 1.0, bins, 16)
-    assert (tmp_path / "t.json").read_text() == f"[\n  {{{first}}},\n  {{{second}}}\n]\n"
+    assert json.loads((tmp_path / "t.json").read_text())[0] == {**RECORD, "reuse_bins": None, "weight_bits": 32}
     columns = pq.read_schema(tmp_path / "t.parquet").names
     assert columns == [*HEADER.split(","), "reuse_bins", "weight_bits"]
     save_tables([ADS, replace(ADS, name="s", pooling="none")], tmp_path / "t.parquet")
     assert pq.read_schema(tmp_path / "t.parquet").names == [*columns, "pooling"]
-
-
-def test_lists_stand_in_csv_as_json(tmp_path: Path) -> None:
-    shared = Table("s", 9, 4, 3.0, feature_names=("a", "b,c"), feature_pooling_factors=(1.0, 2.0), is_weighted=True)
-    save_tables([ADS, shared], tmp_path / "t.csv")
-    assert (tmp_path / "t.csv").read_text().splitlines() == [
-        f"{HEADER},reuse_bins,weight_bits,is_weighted,feature_names,feature_pooling_factors",
-        "ads,1000,16,2.5,,32,,,",
-        's,9,4,3.0,,32,true,"[""a"", ""b,c""]","[1.0, 2.0]"',
-    ]
 
 
 # Forms a user may write ----------------------------------------------------------------------------------------------
@@ -217,7 +203,6 @@ def test_statistics_without_names_and_dims_are_numbered(tmp_path: Path) -> None:
         ({"num_rows": "+-5"}, "num_rows is '+-5', not a number"),
         ({"num_rows": "9" * 5000}, "9999', not a whole number"),
         ({"num_rows": True}, "num_rows is True, not a number"),
-        ({"num_rows": [5]}, "num_rows is [5], not a number"),
         ({"num_rows": None}, "num_rows is empty"),
         ({"pooling_factor": 1e308}, "pooling_factor is 1e+308, not a number from 0 to 1,000,000"),
         ({"pooling_factor": float("nan")}, "'NaN' is not a valid number"),
@@ -232,12 +217,8 @@ def test_statistics_without_names_and_dims_are_numbered(tmp_path: Path) -> None:
         ({"name": "ads"}, "records 1, 2: several tables are named 'ads'"),
         ({"data_type": "fp64"}, "data_type is 'fp64', not one of fp32, fp16, bf16"),
         ({"data_type": "bf16", "weight_bits": 32}, "data_type is bf16, which has 16 bits, but weight_bits is 32"),
-        ({"data_type": 16}, "data_type is 16, not a string"),
         ({"pooling": "max"}, "pooling is 'max', not one of sum, mean, none"),
-        ({"is_weighted": "perhaps"}, "is_weighted is 'perhaps', not true or false"),
         ({"is_deduplicated": 1}, "is_deduplicated is 1, not true or false"),
-        ({"feature_names": "a"}, "feature_names is 'a', not a JSON list"),
-        ({"feature_names": [1, 2]}, "a name of feature_names is 1, not a string"),
         ({"feature_names": ["a", "a"]}, "feature_names has an empty or duplicate name"),
         ({"feature_pooling_factors": [1.0, 1.0]}, "feature_pooling_factors add up to 2, but pooling_factor is 2.5"),
         ({"feature_pooling_factors": [3.5, -1]}, "feature_pooling_factors contains a number that is -1.0, not"),
@@ -249,27 +230,17 @@ def test_a_wrong_value_is_named_with_its_record(tmp_path: Path, change: dict[str
     assert words in complaint(write(tmp_path, "t.json", [RECORD, {**RECORD, "name": "b", **change}]))
 
 
-@pytest.mark.parametrize("column", ["name", "num_rows", "embedding_dim", "pooling_factor"])
-def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
-    record = {key: value for key, value in RECORD.items() if key != column}
-    assert f"column '{column}' is missing" in complaint(write(tmp_path, "t.json", [record]))
-
-
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
         ("t.json", "", "contains no table"),
         ("t.json", '[{"name": "ads", "num', "is not JSON"),
-        ("t.json", "3", "is neither a list"),
         ("t.json", '{"table": []}', "is neither a list"),
         ("t.json", "[3]", "record 1: is 3, not a record"),
         ("t.yaml", HEADED + "num_rows: .nan}", "num_rows is nan, not a whole number"),
         ("t.yaml", HEADED + "num_rows: 5, pooling_factor: .inf}", "pooling_factor is inf, not a number from 0"),
         ("t.json", "[" * 100_000, "nested too deep"),
-        ("t.yaml", "tables:\n", "contains no table"),
-        ("t.yaml", "- {name: ads\n- b", "not readable as YAML"),
         ("t.yaml", "- !!python/object:os.system {}", "not readable as YAML"),
-        ("t.yaml", "- !!timestamp perhaps", "not readable as YAML"),
         ("t.csv", HEADER + "\n", "contains no table"),
         ("t.csv", HEADER + "\nads,1000,16\n", "record 1: has fewer fields than the header's 4"),
         ("t.csv", HEADER + "\nads,1000,16,1\nb,1,2,3,4\n", "record 2: has more fields than the header's 4"),
@@ -317,14 +288,6 @@ def test_too_many_tables_values_and_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     assert "contains more than 5,000 values" in complaint(parquet(1, reuse_bins=long_list))
     for suffix in (".csv", ".json", ".yaml"):
         assert "it is larger than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))
-
-
-def test_what_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
-    names = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
-    for name in (names, pa.array([2**60], pa.timestamp("ms"))):
-        table = pa.table({"name": name, "num_rows": [5], "embedding_dim": [4], "pooling_factor": [1.0]})
-        pq.write_table(table, tmp_path / "t.parquet")
-        assert "is not valid Parquet" in complaint(tmp_path / "t.parquet")
 
 
 # Whole or not at all -------------------------------------------------------------------------------------------------

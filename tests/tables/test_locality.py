@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.measure.workload import draw_lookups
-from evenshard.placement.parts import Span, TablePart, part_table
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.locality import (
     ASSUMED,
@@ -110,13 +109,6 @@ def test_without_a_histogram_it_is_the_bound_of_the_assumed_one() -> None:
     assert miss_source(replace(ONCE, reuse_bins=None)) == ASSUMED
 
 
-def test_a_part_keeps_the_curve_of_its_table() -> None:
-    counted = replace(ONCE, row_shares=(0.75, 0.25), miss_ratios=HALVES)
-    for rows, columns in ((Span(0, 500), Span(0, 4)), (Span(0, 1000), Span(0, 2))):
-        part = part_table(TablePart("t", rows, columns), counted)
-        assert part.miss_ratios == HALVES and part.problem() is None
-
-
 # Properties ----------------------------------------------------------------------------------------------------------
 
 
@@ -185,17 +177,10 @@ def power_law(alpha: float, lookups: float) -> FloatArray:
     return np.asarray(lookups * weights_R / weights_R.sum())
 
 
-def two_level(hot: int, share: float, lookups: float) -> FloatArray:
-    rates_R = np.full(NUM_ROWS, (1 - share) * lookups / (NUM_ROWS - hot))
-    rates_R[:hot] = share * lookups / hot
-    return rates_R
-
-
 RATES = {
     "power 0.5": power_law(0.5, 4_000),
     "power 1.2": power_law(1.2, 30_000),
-    "hot and cold": two_level(200, 0.9, 10_000),
-    "warm, others never": two_level(4_000, 1.0, 8_000),
+    "even": power_law(0.0, 4_000),
     "steps": np.repeat(np.geomspace(1e-4, 5, 20), NUM_ROWS // 20),
 }
 
@@ -234,12 +219,6 @@ def test_the_bound_holds_for_any_rates_at_the_size_of_any_number_of_batches(
         assert missed <= new * (num_rows - held) / max(num_rows - distinct, 1e-9) * (1 + 1e-9) + 1e-6
 
 
-def test_the_bound_is_exact_for_even_lookups() -> None:
-    rates_R = power_law(0.0, 4_000)
-    ratios = simulated_misses(rates_R, NUM_ROWS // 2, np.random.default_rng(3), keeps_hits=False, batches=20)
-    assert miss_ratio(looked_up(rates_R), 1, 0.5) == pytest.approx(ratios.mean(), abs=0.01)
-
-
 # A cache of sets -----------------------------------------------------------------------------------------------------
 
 
@@ -252,36 +231,6 @@ def test_a_cache_of_sets_misses_some_of_what_a_whole_one_of_its_size_holds() -> 
         assert set_miss_ratio(counted, 64, load_factor) == pytest.approx(
             miss_ratio(counted, 64, load_factor), abs=0.002
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("load_factor", [0.1, 0.8])
-def test_a_cache_of_sets_misses_as_a_simulated_one_does(load_factor: float) -> None:
-    """Rows hashed to sets of 32, the least recently used of which makes way; its whole curve is simulated too."""
-    num_rows, rng = 4_000, np.random.default_rng(5)
-    rates_R = 4_000 * (weights := 1 / np.arange(1, num_rows + 1) ** 0.8) / weights.sum()
-    batches = [np.flatnonzero(rng.poisson(rates_R)) for _ in range(40)]
-
-    def missed(sets: int, ways: int) -> float:
-        set_of_row = rng.integers(sets, size=num_rows)
-        used: list[dict[int, None]] = [{} for _ in range(sets)]
-        found = []
-        for batch in batches:
-            missing = [row for row in batch.tolist() if row not in used[set_of_row[row]]]
-            for row in batch.tolist():
-                own = used[set_of_row[row]]
-                own.pop(row, None)
-                own[row] = None
-                if len(own) > ways:
-                    del own[next(iter(own))]
-            found.append(len(missing) / len(batch))
-        return float(np.mean(found[20:]))
-
-    curve = (*(missed(1, round(share * num_rows)) for share in LOAD_FACTORS[:-1]), 0.0)
-    counted = replace(ONCE, num_rows=num_rows, miss_ratios=curve)
-    by_sets = missed(round(load_factor * num_rows / 32), 32)
-    assert set_miss_ratio(counted, 64, load_factor) == pytest.approx(by_sets, abs=0.02)
-    assert by_sets > miss_ratio(counted, 64, load_factor) or load_factor < 0.5
 
 
 # Hot rows ------------------------------------------------------------------------------------------------------------
@@ -322,30 +271,6 @@ def test_traffic_tells_which_hot_rows_were_drawn_together() -> None:
         assert one.problem() is None
         if one.pooling_factor * BATCH_SIZE >= 100:
             assert share_in_traffic(one) == pytest.approx(said, abs=0.3), one.name
-
-
-def test_hot_rows_lie_in_a_block_from_the_busiest_run_on_and_are_the_same_in_each_batch() -> None:
-    one = Table("t", 100_000, 16, 10.0, BINS, row_shares=(0.2, 0.6, 0.1, 0.1))
-    hot = []
-    for number in range(3):
-        rows = draw_lookups(one, BATCH_SIZE, 0, number).indices.numpy()
-        values, counts = np.unique(rows, return_counts=True)
-        hot.append(values[counts > 1])
-        assert len(rows) == 5120 and rows.min() >= 0 and rows.max() < 100_000
-    assert all((one == hot[0]).all() for one in hot)
-    in_block = hot[0][(hot[0] >= 25_000) & (hot[0] < 25_000 + len(hot[0]))]
-    share = contiguous_share(one, BATCH_SIZE) or 0.0
-    assert len(in_block) / len(hot[0]) == pytest.approx(share, abs=0.05) and share > 0.5
-
-
-def test_rows_are_read_as_often_wherever_they_lie() -> None:
-    """No row of the block is one of the others, too."""
-    for one in POOL[:8]:
-        counts = [
-            np.sort(np.unique(draw_lookups(each, BATCH_SIZE, 0, 2).indices.numpy(), return_counts=True)[1])
-            for each in (replace(one, row_shares=None), arrange_hot_rows(one, BATCH_SIZE, together=True))
-        ]
-        assert counts[0].tolist() == counts[1].tolist()
 
 
 def test_where_it_makes_no_difference_they_are_scattered() -> None:

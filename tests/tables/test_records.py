@@ -91,15 +91,6 @@ def test_extra_columns_are_named_once_with_what_they_may_mean(tmp_path: Path) ->
     assert load_tables(path, {"poolingfactor": "pooling_factor"})[0] == ADS
 
 
-def test_the_loop_names_extra_columns_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps([{**asdict(ADS), "owner": "x"}]))
-    assert load_tables(path) == (ADS,)
-    assert "1 column is not used: 'owner'" in caplog.text
-    with pytest.raises(BadConfig, match=r"columns renames 'ownr', which is not a column of .*t.json"):
-        load_tables(path, {"ownr": ""})
-
-
 def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("name,num_rows,dim,weight_bits\na,many,0,31\na,10,8,64\n,10,8,\n")

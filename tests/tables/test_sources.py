@@ -17,7 +17,6 @@ from evenshard.tables.assumptions import Assumption, TableSet, assume_reuse_bins
 from evenshard.tables.files import save_tables
 from evenshard.tables.sources import (
     SourceKind,
-    complete_tables,
     kind_of_source,
     load_catalog,
     tables_from,
@@ -125,12 +124,6 @@ def test_what_public_sets_assume() -> None:
         assert [(one.table, one.column) for one in found.assumptions] == expected
 
 
-def test_a_public_set_in_another_dim_and_precision() -> None:
-    found = tables_from("criteo_kaggle", 1024, embedding_dim=64, weight_bits=16)
-    assert {(one.embedding_dim, one.weight_bits) for one in found.tables} == {(64, 16)}
-    assert {one.column for one in found.assumptions} == {"reuse_bins"}
-
-
 def test_traffic_of_a_public_set(tmp_path: Path) -> None:
     found = tables_from("criteo_kaggle", 2, traffic=write_parquet(tmp_path, {"C6": [[3, 4], [3]]}))
     (c6,) = (one for one in found.tables if one.name == "C6")
@@ -231,13 +224,6 @@ def test_fewer_samples_than_a_batch_and_a_table_that_is_never_read(tmp_path: Pat
     ]
 
 
-def test_traffic_for_tables_made_in_python(tmp_path: Path) -> None:
-    ads, item = Table("ads", 8, 4, 9.0), Table("item", 8, 4, 3.0)
-    found = complete_tables(TableSet.of([ads, item]), 2, write_parquet(tmp_path, TRAFFIC))
-    assert found.tables == (Table("ads", 8, 4, 1.5, bins(0.8, 0.2), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES), item)
-    assert found.assumptions == (Assumption("item", "pooling_factor", AS_GIVEN), assume_reuse_bins("item"))
-
-
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -317,10 +303,3 @@ def test_what_is_wrong_and_what_is_extra_is_said_as_of_a_file(tmp_path: Path) ->
     with pytest.raises(BadConfig, match="columns renames 'ttl', which is not a column of tables"):
         tables_in_python(FRAME, 1024, columns={"ttl": ""})
     assert tables_in_python([Table("a", 5, 4, 1.0)], 1024) is None
-
-
-def test_traffic_and_precision_apply_to_them(tmp_path: Path) -> None:
-    traffic = write_parquet(tmp_path / "traffic", TRAFFIC)
-    found = tables_in_python(FRAME, 2, traffic, weight_bits=8)
-    assert found is not None
-    assert [(one.pooling_factor, one.weight_bits) for one in found.tables] == [(1.5, 8), (1.0, 8)]

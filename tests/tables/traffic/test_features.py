@@ -14,7 +14,6 @@ from evenshard.tables.sources import tables_from
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, classify_column
 from support.builders import table
-from support.traffic_builders import TRAFFIC, write_batches, write_parquet
 
 
 @pytest.fixture
@@ -87,13 +86,6 @@ def test_one_mapping_serves_the_table_file_and_its_traffic(logs: Path, tmp_path:
     assert [(one.num_rows, one.pooling_factor) for one in found.tables] == [(10, 1.0), (10, 1.5)]
     with pytest.raises(BadConfig, match=r"columns renames 'm', which is not a column of .*t.csv or .*logs"):
         tables_from(path, 2, traffic=logs, columns={"n": "num_rows", "C1": "user", "m": "num_rows"})
-
-
-def test_batches_of_lookups_hold_nothing_else_and_can_be_renamed(tmp_path: Path) -> None:
-    source = write_batches(tmp_path / "pt", {"label": TRAFFIC["ads"], "I1": TRAFFIC["user"]})
-    assert [one.name for one in tables_from_traffic(source, 2, embedding_dim=8).tables] == ["label", "I1"]
-    renamed = tables_from_traffic(source, 2, embedding_dim=8, columns={"label": "ads", "I1": "user"})
-    assert renamed.tables == tables_from_traffic(write_parquet(tmp_path / "p", TRAFFIC), 2, embedding_dim=8).tables
 
 
 def test_names_of_whole_numbers() -> None:

@@ -14,7 +14,6 @@ import torch
 
 from evenshard.tables.reuse import reuse_bins_of_counts
 from evenshard.tables.traffic import tables_from_traffic
-from support.builders import table
 from support.traffic_builders import TRAFFIC, bins, complaint, dlrm, jagged, write_batches, write_column, write_parquet
 
 # Parquet --------------------------------------------------------------------------------------------------------------
@@ -48,14 +47,6 @@ def test_a_file_of_nothing_but_nulls_has_no_type_and_no_lookups(tmp_path: Path) 
     assert (ads.pooling_factor, ads.reuse_bins) == (2 / 6, bins(0, 1))
 
 
-def test_names_with_dots_are_names(tmp_path: Path) -> None:
-    columns = {"ads": [[1], [1]], "ads.list": [[2, 3], []], "ads.click": [4, 5]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    found = tables_from_traffic(tmp_path, 2, [table(name) for name in ("ads.click", "ads", "ads.list")])
-    assert [(one.name, one.pooling_factor) for one in found.tables] == [("ads.click", 1), ("ads", 1), ("ads.list", 1)]
-    assert [one.reuse_bins for one in found.tables] == [bins(1), bins(0, 1), bins(1)]
-
-
 @pytest.mark.parametrize(
     ("column", "words"),
     [
@@ -72,12 +63,6 @@ def test_wrong_columns_are_refused(tmp_path: Path, column: Any, words: str) -> N
     path = write_column(tmp_path / "a.parquet", column)
     message = complaint(tmp_path, columns={"ads": "ads"})
     assert words in message and message.startswith(str(path))
-
-
-def test_columns_that_are_not_wanted_may_hold_anything(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"label": [0.5, 1.0], "ads": [[1], [1]]}), tmp_path / "a.parquet")
-    found = tables_from_traffic(tmp_path, 2, [table("ads")])
-    assert found.tables[0].reuse_bins == bins(0, 1) and found.assumptions == ()
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_batches])

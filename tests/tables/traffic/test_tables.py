@@ -49,13 +49,6 @@ def test_a_window_weighs_as_much_as_it_has_unique_rows(tmp_path: Path) -> None:
     assert ads.reuse_bins == bins(8 / 9, 0, 0, 1 / 9)
 
 
-def test_the_histogram_is_that_of_the_batch_size(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path, {"ads": [[3]] * 8})
-    for batch_size, position in ((1, 0), (2, 1), (4, 2), (8, 3)):
-        found = tables_from_traffic(source, batch_size, embedding_dim=8)
-        assert found.tables[0].reuse_bins == bins(*[0.0] * position, 1.0)
-
-
 def test_an_incomplete_last_window_counts_for_the_pooling_factor_only(tmp_path: Path) -> None:
     found = tables_from_traffic(write_parquet(tmp_path, {"ads": [[1], [1], [1, 2, 3, 4]]}), 2, embedding_dim=8)
     (ads,) = found.tables
@@ -169,12 +162,6 @@ def test_a_column_of_a_feature_is_not_a_table_of_its_name(tmp_path: Path) -> Non
     assert (songs.pooling_factor, kept) == (2.5, ads)
 
 
-def test_a_row_beyond_a_shared_table_is_named_with_its_feature(tmp_path: Path) -> None:
-    small = replace(SHARED, num_rows=6)
-    message = complaint(write_parquet(tmp_path, TRAFFIC), tables=[small], embedding_dim=None)
-    assert "table 'songs', feature 'ads': index 7 is beyond the table's 6 rows" in message
-
-
 # Rows ----------------------------------------------------------------------------------------------------------------
 
 
@@ -202,16 +189,6 @@ def test_rows_that_only_the_sample_tells_are_counted_in_growing_runs(tmp_path: P
     for part in (10, 100, 700):
         row = part * 1000
         assert lookup_share(found, Span(0, row)) == pytest.approx(float((rows < row).mean()), abs=0.02)
-
-
-def test_given_tables_keep_everything_but_the_traffic(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path, TRAFFIC)
-    given_tables = [table("user", rows=6, dim=12, bits=16), table("ads", rows=1000, dim=64, pooling=99.0)]
-    found = tables_from_traffic(source, 2, given_tables)
-    user, ads = found.tables
-    assert (user.name, user.num_rows, user.embedding_dim, user.weight_bits) == ("user", 6, 12, 16)
-    assert (ads.name, ads.num_rows, ads.embedding_dim, ads.pooling_factor) == ("ads", 1000, 64, 1.5)
-    assert found.assumptions == ()
 
 
 def test_an_index_beyond_the_table_is_refused(tmp_path: Path) -> None:
