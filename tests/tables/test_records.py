@@ -41,6 +41,7 @@ def ours(record: dict[Any, Any], **given: str) -> tuple[dict[Any, Any], list[str
         {"table_name": "ads", "num_embeddings": 1000, "embedding_dim": 16, "pooling": 2.5},
         {"table": "ads", "rows": "1000", "dim": "16", "pooling": "2.5"},
         {"name": "ads", "rows": 1000, "num_rows": None, "dim": 16, "pooling_factor": 2.5},  # a blank one says nothing
+        {"name": "ads", "num_rows": None, "rows": 1000, "dim": 16, "pooling_factor": 2.5},
         {"name": "ads", "rows": 1000, "num_rows": 1000, "dim": 16, "pooling_factor": 2.5},  # the same twice
     ],
 )

@@ -17,6 +17,12 @@ def test_size_is_rows_times_dim_times_weight_bytes() -> None:
     assert [replace(GOOD, weight_bits=bits).size_bytes for bits in (32, 16, 8)] == [64_000, 32_000, 16_000]
 
 
+def test_outputs_are_one_per_feature_or_per_lookup_of_a_sequence() -> None:
+    two = replace(GOOD, feature_pooling_factors=(1.0, 1.5))
+    assert (GOOD.outputs_per_sample, two.outputs_per_sample) == (1.0, 2.0)
+    assert replace(two, pooling="none").outputs_per_sample == 2.5
+
+
 def test_with_fields_changes_a_copy_alone() -> None:
     known = GOOD.with_fields(name="other", embedding_dim=4)
     assert known == replace(GOOD, name="other", embedding_dim=4) and hash(known) == hash(replace(known))
@@ -45,6 +51,7 @@ def test_possible_tables_have_no_problem() -> None:
         ({"name": "a\ud800"}, "surrogate"),
         ({"num_rows": 2**51}, "num_rows is 2251799813685248, not a whole number from 1 to"),
         ({"num_rows": 2**44 + 1, "embedding_dim": 16}, "bytes, more than"),
+        ({"feature_pooling_factors": (1.0, 1.5001)}, "add up to 2.5001, but pooling_factor is 2.5"),
         ({"row_shares": (0.5, 0.4)}, "row_shares are not non-negative numbers that add up to 1"),
         ({"row_shares": (0.5, 0.5), "num_rows": 1}, "row_shares has 2 values, not 1 to 1"),
         ({"feature_names": ("a",), "feature_pooling_factors": (1.0, 1.5)}, "1 values, but feature_pooling_factors has"),
