@@ -71,12 +71,6 @@ def test_nothing_is_assumed_of_a_whole_record(tmp_path: Path) -> None:
     assert found == TableSet((Table("ads", 1000, 16, 0.0, tuple(UNIFORM)),))
 
 
-@pytest.mark.parametrize("default", [-1.0, float("nan"), float("inf")])
-def test_an_impossible_default_is_refused(tmp_path: Path, default: float) -> None:
-    with pytest.raises(BadConfig, match=r"default_pooling_factor is .*from 0 to"):
-        load_tables_with_assumptions(tmp_path / "t.json", default)
-
-
 def test_what_kernels_only_approximate() -> None:
     plain = Table("a", 9, 4, 1.0)
     for exact in (plain, replace(plain, weight_bits=16)):

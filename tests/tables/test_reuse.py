@@ -203,6 +203,11 @@ def test_thinning_by_hand() -> None:
     """Two lookups of an index: both in a half with 1/4, one with 1/2."""
     np.testing.assert_allclose(thin_reuse_bins(one_hot(1), 0.5)[:3], (2 / 3, 1 / 3, 0), atol=1e-12)
     assert thin_reuse_bins(DLRM_2021_REUSE, 1.0) == DLRM_2021_REUSE
+    # 513 to 1024 lookups, as often as 1 / count**2: Poisson variables of 1 to 2 in a 512th of them.
+    rates = np.arange(513, 1025) / 512
+    parts = (rates * np.exp(-rates), rates**2 / 2 * np.exp(-rates), -np.expm1(-rates))
+    once, twice, seen = (rates**-2 @ part for part in parts)
+    np.testing.assert_allclose(thin_reuse_bins(one_hot(10), 1 / 512)[:2], (once / seen, twice / seen), atol=2e-3)
 
 
 @pytest.mark.parametrize(("kind", "num_devices"), [("hot", 1), ("even", 2), ("hot", 8), ("once", 64)])
