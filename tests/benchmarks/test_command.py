@@ -12,7 +12,6 @@ from benchmarks.studies.rows import ROWS, left_out, rows
 from benchmarks.studies.summary import Measured, comparison
 from evenshard.base.errors import BadConfig
 from evenshard.tracking import StageRun
-from support.tracking_builders import empty_mlflow, runs_of
 
 STUDY = {
     "study": "mixed",
@@ -34,15 +33,10 @@ STUDY = {
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["mixed", "--settings", "40"], "'40' is not a valid setting"),
         (["mixed", "--settings", "40x0"], "'40x0' is not a valid setting"),
-        (["mixed", "--settings", "40x4,"], "'' is not a valid setting"),
         (["mixed", "--settings", "500x4"], "tables_per_task is 500"),
         (["mixed", "--hardware", "tpu"], "hardware is 'tpu'"),
-        (["mixed", "--hardware", "simulated:nothing"], "nothing"),
-        (["mixed", "--skip", "nobody"], "'nobody' is not a row"),
         (["generalize", "--skip", "autoshard"], "'autoshard' is not a row"),
-        (["mixed", "--json", "out.md"], "Markdown report"),
         (["mixed", *[word for name in ROWS["mixed"] for word in ("--skip", name)]], "omits all rows"),
     ],
 )
@@ -50,20 +44,10 @@ def test_bad_flags_are_one_line(
     flags: list[str], says: str, workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
-    more = [] if "--json" in flags else ["--json", "out.json"]
-    assert main(["study", *flags, *more]) == 2
+    assert main(["study", *flags, "--json", "out.json"]) == 2
     message = capsys.readouterr().err
-    assert says in message
-    assert len([line for line in message.splitlines() if line.startswith("python -m benchmarks study:")]) == 1
+    assert says in message and message.count("python -m benchmarks study:") == 1
     assert not (workdir / "work").exists()
-
-
-@pytest.mark.parametrize("flags", [["nothing"], ["mixed", "--seeds", "0"], ["mixed", "--test-tasks", "x"], ["mixed"]])
-def test_flags_that_the_parser_refuses_exit_with_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["study", *flags])
-    assert caught.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_row_whose_package_is_missing_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,18 +60,12 @@ def test_a_row_whose_package_is_missing_is_left_out_and_named(monkeypatch: pytes
         left_out("generalize", ["torchrec_planner"])
 
 
-@pytest.mark.slow
-def test_the_command_writes_json_and_markdown_and_logs_one_run_outside_of_the_loop(
+def test_the_command_writes_json_and_markdown(
     workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = empty_mlflow(workdir)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
+    monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
     monkeypatch.setattr("benchmarks.__main__.run_study", lambda chosen: STUDY)
     assert main(["study", "mixed", "--json", "deep/out.json"]) == 0
     assert json.loads(Path("deep/out.json").read_text()) == STUDY
     assert Path("deep/out.md").read_text().startswith("# Study mixed on simulated:h200")
     assert "held-out tasks" in capsys.readouterr().out
-    run = runs_of(client)["bench_mixed"]
-    assert run.info.status == "FINISHED" and "mlflow.parentRunId" not in run.data.tags
-    assert run.data.metrics["6x2.evenshard.mean_ms"] == 2.0
-    assert [one.path for one in client.list_artifacts(run.info.run_id)] == ["out.json", "out.md"]

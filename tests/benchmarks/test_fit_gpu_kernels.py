@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 
-from benchmarks.scripts import gpu_kernels
-from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, Calls, calls_of, halves, read_lines, times_us
-from benchmarks.scripts.gpu_kernels import Bench, Shard, random_shard
+from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, Calls, calls_of, halves, times_us
 from evenshard.measure.calibrate.device import Errors
 from evenshard.price.device_model import KERNELS
 from evenshard.price.gpu_profile import gpu_profile
-from evenshard.tables.table import SEQUENCE
 from support.dvc_store import stored
 
+pytestmark = pytest.mark.nightly
 
-@cache
+
 def measured(name: str) -> tuple[Calls, ...]:
     path = stored(f"kernels/{name}.jsonl.gz")
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
@@ -35,7 +29,6 @@ def errors_of(profile: str, calls: Sequence[Calls], kernels: Sequence[str] = KER
     return Errors.of(np.concatenate(predicted), np.concatenate(true))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100", "h200"])
 def test_profiles_state_their_errors_of_the_calls_that_judge(name: str) -> None:
     stated = gpu_profile(name).evidence[0]
@@ -48,70 +41,14 @@ def test_profiles_state_their_errors_of_the_calls_that_judge(name: str) -> None:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "median", "most"),
-    [("bounds_check", 6, 18), ("lookup", 13, 33), ("index", 9, 26), ("sort", 6, 16), ("gradient", 20, 55)],
-)
-def test_another_card_takes_as_long_kernel_by_kernel(kernel: str, median: float, most: float) -> None:
-    found = errors_of("h100", measured("h100_second"), (kernel,))
-    assert found.median_percent < median and found.p90_percent < most
-
-
-@pytest.mark.slow
-def test_another_card_takes_as_long_in_all() -> None:
-    found = errors_of("h100", measured("h100_second"))
+def test_another_card_takes_as_long() -> None:
+    calls = measured("h100_second")
+    limits = {"bounds_check": (6, 18), "lookup": (13, 33), "index": (9, 26), "sort": (6, 16), "gradient": (20, 55)}
+    for kernel, (median, most) in limits.items():
+        found = errors_of("h100", calls, (kernel,))
+        assert found.median_percent < median and found.p90_percent < most, kernel
+    found = errors_of("h100", calls)
     assert found.median_percent < 10 and found.p90_percent < 27
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """On the CPU, whose kernels of Adam are missing."""
-    monkeypatch.setattr(gpu_kernels, "OPTIMIZERS", {"rowwise_adagrad": 0.5, "sgd": 0.5})
-    for name, most in (("MAX_LOOKUPS", 2**13), ("MAX_WEIGHT_BYTES", 2**24), ("MAX_OUTPUT_BYTES", 2**22)):
-        monkeypatch.setattr(gpu_kernels, name, most)
-    monkeypatch.setattr(gpu_kernels, "BATCH_SIZES", (256,) * 8)
-    with closing(Bench(torch.device("cpu"), tmp_path, 0)) as found:
-        yield found
-
-
-def test_kernels_are_checked_against_double_precision_before_anything_is_timed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert gpu_kernels.check(bench) < 1e-5
-    right = gpu_kernels.reference_step
-    monkeypatch.setattr(gpu_kernels, "reference_step", lambda *of: (-right(*of)[0], right(*of)[1]))
-    with pytest.raises(AssertionError, match="kernels are off by 2"):
-        gpu_kernels.check(bench)
-
-
-def test_a_measured_call_is_a_line_from_which_its_tables_are_made_again(bench: Bench, tmp_path: Path) -> None:
-    shard = random_shard((0, 0, 0))
-    bench.shard(shard)
-    bench.calls([shard, shard])
-    *_, line, calls = read_lines(tmp_path / "measured.jsonl")
-    assert line["what"] == "shard" and Shard.of_record(line) == shard
-    assert len(line["forward_ms"]) == gpu_kernels.REPEATS and min(line["backward_ms"]) > 0
-    expected = sum(round(table.pooling_factor * shard.batch_size) for table in shard.tables)
-    assert line["num_lookups"] == [expected]
-    assert calls["what"] == "calls" and len(calls["alone_ms"]) == 2
-
-
-def test_rows_in_order_are_looked_up_as_often_as_scattered_ones() -> None:
-    scattered = torch.tensor([7, 3, 7, 7, 100, 3], dtype=torch.int32)
-    assert gpu_kernels._in_order(scattered).tolist() == [0, 1, 0, 0, 2, 1]
-
-
-def test_families_take_turns_and_keep_to_what_one_call_may_need() -> None:
-    shards = [random_shard((3, 0, number)) for number in range(10)]
-    assert {"mixed", "one table", "recommender", "hardly looked up", "sequences", "many tables", "mlperf"} == {
-        one.kind for one in shards
-    }
-    for one in shards:
-        assert sum(table.pooling_factor for table in one.tables) * one.batch_size <= 1.01 * gpu_kernels.MAX_LOOKUPS
-        assert len({table.weight_bits for table in one.tables}) == 1
-        assert (one.kind == "sequences") == all(table.pooling == SEQUENCE for table in one.tables)
-        assert one.optimizer != "adam" or one.tables[0].weight_bits == 32

@@ -10,30 +10,18 @@ from benchmarks.scripts.fit_links import (
     Truth,
     errors_of,
     fitted_curves,
-    is_noise,
-    left_out_errors,
-    one_by_one,
     read_truth,
     rule_errors,
 )
 from evenshard.price.link import LINKS, NVLINK_GB_S
 from support.truth import truth_file
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def truth() -> tuple[Truth, int]:
     return read_truth(truth_file("nccl.csv").parent)
-
-
-def test_noise_contradicts_both_neighbours() -> None:
-    times = [8.1, 16.6, 7.5, 7.4, 8.0, 5.0, 20.0]
-    assert [at for at in range(len(times)) if is_noise(times, at)] == [1, 5]
-    assert is_noise([17.0, 7.0, 8.0], 0) and not is_noise([1.0, 7.0], 0) and not is_noise([1.0, 7.0], 1)
-
-
-def test_little_is_noise(truth: tuple[Truth, int]) -> None:
-    rows = sum(len(rows.us_P) for of in truth[0].values() for rows in of.values())
-    assert (rows, truth[1]) == (1099, 21)
 
 
 @pytest.mark.parametrize("name", sorted(NVLINK_GB_S))
@@ -47,17 +35,6 @@ def test_each_link_is_as_measured(name: str, truth: tuple[Truth, int]) -> None:
     for kind, rows in of_kind.items():
         errors = errors_of(written[kind], rows)
         assert np.median(errors) < 0.05 and errors.max() < 0.20, kind
-
-
-@pytest.mark.parametrize("name", ["nvlink_a100", "nvlink_h100", "nvlink_b200"])
-def test_exchanges_of_sizes_that_the_fit_did_not_see(name: str, truth: tuple[Truth, int]) -> None:
-    """Their neighbours are 16 times apart, four times as far as those of a size between two that were measured."""
-    kind = ("all_to_all", 8)
-    errors = left_out_errors(kind, truth[0][name][kind], one_by_one(truth[0][name][kind]))
-    assert np.median(errors) < 0.09
-    evidence = LINKS[name].evidence[0]
-    assert evidence.median_error_percent is not None and evidence.median_error_percent <= 6.5
-    assert evidence.p90_error_percent is not None and evidence.p90_error_percent < 24
 
 
 def test_links_by_rule(truth: tuple[Truth, int]) -> None:

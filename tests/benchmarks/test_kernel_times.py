@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import product, takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.shardbench import device_errors, results, time_loads, timed
-from benchmarks.shardbench.cases import BenchMachine, Cell, tables_called
-from benchmarks.shardbench.loads import Load, key_of, loads_of, read_loads, round_floats, write_loads
-from benchmarks.shardbench.page import summary
-from benchmarks.shardbench.planners import load_planner
-from benchmarks.shardbench.results import FITS, Result, parts_of, read_csv, read_journal, write_journal
-from benchmarks.shardbench.time_loads import Timer, dense_error, repeats_in_time
+from benchmarks.shardbench import time_loads
+from benchmarks.shardbench.cases import BenchMachine
+from benchmarks.shardbench.loads import key_of, loads_of
+from benchmarks.shardbench.time_loads import Timer
 from benchmarks.shardbench.timed import KernelTimes
-from evenshard.base.errors import BadInput
 from evenshard.placement.parts import Span, TablePart, replica_table, whole_part
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import exchange_times, volumes_of
-from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import SEQUENCE, Table
-from support.dvc_store import stored
-from support.repository import ROOT
-from support.truth import truth_file
-
-BINS = np.array(feasible_reuse_bins(10**6, 1e6))
-CELL_NAMES = ("mixed_4", "h100", 2)
-CELL = Cell(*CELL_NAMES)
 
 
 def column_parts(table: Table, *devices: int) -> list[TablePart]:
@@ -86,101 +72,15 @@ def test_a_load_has_the_calls_of_a_device(task: ShardingTask) -> None:
     assert dense in second
 
 
-def test_equal_loads_are_one_whatever_they_are_called(task: ShardingTask, tmp_path: Path) -> None:
-    others = tuple(replace(table, name=f"other {table.name}") for table in task.tables)
-    renamed = replace(task, tables=others)
-    loads = [*loads_of(task, plan(task.tables)), *loads_of(renamed, plan(others, swapped=True)[::-1])]
-    assert {key_of(one) for one in loads[:2]} == {key_of(one) for one in loads[2:]} and loads[0] == loads[3]
-    assert write_loads(tmp_path / "loads.jsonl.gz", loads) == 2
-    assert read_loads(tmp_path / "loads.jsonl.gz") == loads[:2]
-
-
-def test_a_key_does_not_depend_on_last_digits(task: ShardingTask) -> None:
-    """Pooling factors and reuse bins that differ by a rounding error, also where two tables are equal but for it."""
-    twins = tuple(replace(task.tables[0], name=name) for name in ("wide", "twin"))
-    own = replace(task, tables=(*twins, replace(task.tables[1], pooling_factor=1.0000005)))
-    shared = [whole_part(table, (0,)) for table in own.tables]
-
-    def nudged(towards: Sequence[float]) -> ShardingTask:
-        return replace(
-            own,
-            tables=tuple(
-                replace(
-                    table,
-                    pooling_factor=float(np.nextafter(table.pooling_factor, end)),
-                    reuse_bins=tuple(np.nextafter(BINS, end if end > 0 else 0.0).tolist()),
-                )
-                for table, end in zip(own.tables, towards, strict=True)
-            ),
-        )
-
-    keys = {key_of(loads_of(nudged(ends), shared)[0]) for ends in product((-np.inf, np.inf), repeat=3)}
-    assert len(keys) == 1
-    names = {
-        next(one for call in loads_of(nudged(ends), shared)[0] for one in call.drawn_tables())[0].name
-        for ends in product((-np.inf, np.inf), repeat=3)
-    }
-    assert len(names) == 1
-    more = replace(own, tables=(replace(own.tables[0], pooling_factor=4.0001), *own.tables[1:]))
-    assert key_of(loads_of(more, shared)[0]) not in keys
-
-
-def test_a_short_decimal_between_two_rounded_values_is_rounded_one_way() -> None:
-    for middle in (1.0000005, 0.1953125, 2.5000015):
-        ends = [float(np.nextafter(middle, end)) for end in (-np.inf, middle, np.inf)]
-        assert len(set(map(round_floats, ends))) == 1
-    assert round_floats((1 / 3, (2, "a"), None)) == (0.333333, (2, "a"), None)
-
-
-def test_features_of_a_table_are_drawn_each(task: ShardingTask) -> None:
-    two = Table("two", 100, 8, 5.0, feature_names=("a", "b"), feature_pooling_factors=(2.0, 3.0))
-    sequence = replace(two, name="sequence", pooling=SEQUENCE)
-    own = replace(task, tables=(two, sequence))
-    (load, nothing) = loads_of(own, [whole_part(two, (0,)), whole_part(sequence, (0,))])
-    assert nothing == ()
-    pooled, unpooled = sorted(load, key=lambda call: call.pooling == SEQUENCE)
-    assert [one[:3] for one in pooled.lookups] == [(0, 1, 2.0), (0, 1, 3.0)] and pooled.feature_tables() == [0, 0]
-    assert pooled.num_columns == 16
-    assert [one[:3] for one in unpooled.lookups] == [(0, 2, 2.5)] and unpooled.feature_tables() == [0, 0]
-    assert unpooled.num_columns == 8 and [bags for _, bags in unpooled.drawn_tables()] == [128]
-
-
-def lines_of(folder: Path, loads: Sequence[Load]) -> list[dict[str, object]]:
-    with closing(Timer(torch.device("cpu"), folder)) as timer:
-        time_loads.time_loads(timer, loads, 60.0, 0)
-    return [json.loads(line) for line in (folder / "kernel_times.jsonl").read_text().splitlines()]
-
-
 def test_loads_are_timed_by_real_kernels(task: ShardingTask, tmp_path: Path) -> None:
     loads = loads_of(task, plan(task.tables))
-    first, *lines = lines_of(tmp_path, loads)
-    assert "fbgemm_gpu" in str(first["versions"])
-    assert [line["key"] for line in lines] == [key_of(load) for load in loads]
+    with closing(Timer(torch.device("cpu"), tmp_path)) as timer:
+        time_loads.time_loads(timer, loads, 60.0, 0)
+    first, *lines = map(json.loads, (tmp_path / "kernel_times.jsonl").read_text().splitlines())
+    assert "fbgemm_gpu" in str(first["versions"]) and [line["key"] for line in lines] == [key_of(one) for one in loads]
     for line in lines:
         for name in ("forward_ms", "backward_ms", "dense_ms"):
-            of_repeats = line[name]
-            assert isinstance(of_repeats, list) and len(of_repeats) == time_loads.REPEATS and min(of_repeats) > 0
-
-
-def test_only_repeats_count_that_were_launched_in_time() -> None:
-    asked = []
-
-    def step(number: int, spin_ms: float, slow_ms: float = 12.0) -> tuple[float, ...]:
-        asked.append(spin_ms)
-        return float(number), slow_ms if number % 3 else 4.0
-
-    assert repeats_in_time(step, 7.0) == [(2.0, 12.0), (3.0, 4.0), (4.0, 12.0), (5.0, 12.0), (6.0, 4.0)]
-    assert asked == [7.0] * 7 + [14.0] * 7  # two of five are too few
-    assert repeats_in_time(lambda number, spin_ms: step(number % 2, spin_ms), 7.0) == [(0.0, 4.0)] * 3
-    assert repeats_in_time(lambda number, spin_ms: step(1, spin_ms, 1e3), 7.0) == []
-
-
-def test_dense_calls_compute_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cpu")
-    assert dense_error(device) < 1e-5
-    right = torch.nn.functional.embedding_bag
-    monkeypatch.setattr(torch.nn.functional, "embedding_bag", lambda *of, **more: -right(*of, **more))
-    assert dense_error(device) > 1.0
+            assert len(line[name]) == time_loads.REPEATS and min(line[name]) > 0
 
 
 def test_a_step_is_the_slowest_devices_with_exchanges(task: ShardingTask) -> None:
@@ -198,115 +98,3 @@ def test_a_step_is_the_slowest_devices_with_exchanges(task: ShardingTask) -> Non
     assert KernelTimes(lines[:1]).step_ms(task, parts, links) is None
     slower = [{**line, "backward_ms": [line["backward_ms"][0] + 2.0]} for line in lines]  # type: ignore[index]
     assert KernelTimes([*lines, *slower]).step_ms(task, parts, links) == pytest.approx(expected + 1.0, abs=1e-4)
-
-
-def test_kernels_of_the_backward_pass_are_told_from_all_else() -> None:
-    kernels_us = {
-        "aten::fill_": [1, 500.0],
-        "void split_embedding_codegen_forward_unweighted_kernel<float>": [1, 300.0],
-        "void bounds_check_indices_kernel_v1<int>": [1, 200.0],
-        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<signed char>>": [1, 100.0],
-        "void split_embedding_backward_codegen_sgd_unweighted_kernel_warp_per_row_1<float>": [1, 70.0],
-        "Memset (Device)": [6, 6.0],
-    }
-    assert KernelTimes([{"key": "a", "kernels_us": kernels_us}]).kernels_ms == {"a": pytest.approx(0.076)}
-
-
-def test_the_bench_prices_by_what_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads of a plan are written, timed here, and then an oracle of the bench and the judge of the device model."""
-    monkeypatch.setattr(results, "_raters", results._raters.__wrapped__)
-    monkeypatch.setattr(timed, "KERNEL_TIMES", tmp_path)
-    task, journal = CELL.machine.task(tables_called("mixed_4")), tmp_path / "journal.jsonl"
-    small = replace(task, tables=tuple(replace(table, num_rows=min(table.num_rows, 1000)) for table in task.tables))
-    assert [one.batch_size for one in (task, small)] == [65_536] * 2
-    found = results.results_of(CELL, results.Planner("greedy", lambda *of: [("", half(task))], ""))
-    assert found[0].kernels_ms is None
-    write_journal(journal, found)
-    lines = [
-        {"key": key_of(load), "forward_ms": [1.0], "backward_ms": [2.0 + number], "dense_ms": [0.0]}
-        for number, load in enumerate(loads_of(task, parts_of(found[0])))
-    ]
-    with gzip.open(tmp_path / "shardbench_h100.jsonl.gz", "wt") as file:
-        file.write("\n".join(map(json.dumps, lines)))
-    timed.kernel_times_of.cache_clear()
-    (priced,) = [results.with_costs(one) for one in found]
-    assert priced.kernels_ms is not None and priced.kernels_ms > 4.0
-    assert any(line.startswith("| kernels, timed | 0 |") for line in summary([priced]))
-    text = "\n".join(device_errors.errors([priced]))
-    assert text.startswith("| loads | count | forward: ratio") and "| all | 2 |" in text and "| mixed_4 | 2 |" in text
-    timed.kernel_times_of.cache_clear()
-
-
-def test_times_that_are_missing_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = [one for one in read_csv(results.PUBLISHED) if one.cell == Cell("criteo_kaggle", "h200", 8)]
-    results.check_times(truth)
-    without = [replace(one, kernels_ms=None) for one in truth]
-    results.check_times([replace(one, linear_ms=1.0) for one in without])
-    timed_before = sum(one.kernels_ms is not None for one in truth)
-    assert timed_before > 3
-    with pytest.raises(BadInput, match=f"{timed_before} plans with timed kernels"):
-        results.check_times(without)
-    monkeypatch.setattr(timed, "KERNEL_TIMES", Path("nowhere"))
-    timed.kernel_times_of.cache_clear()
-    task = CELL.machine.task(tables_called("mixed_4"))
-    found = replace(
-        Result(*CELL_NAMES, "greedy", "", "", FITS, ""),
-        kernels_ms=1.0,
-        parts=tuple((one.table, *one.rows, *one.columns, list(one.devices)) for one in half(task)),
-    )
-    with pytest.raises(BadInput, match="2 loads of timed plans have no times"):
-        list(device_errors.timed_loads([found]))
-    timed.kernel_times_of.cache_clear()
-
-
-def test_a_script_without_its_plans_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["device_errors", "errors", "--journal", str(tmp_path / "none.jsonl")])
-    with pytest.raises(SystemExit) as failed:
-        device_errors.main()
-    assert "there are no plans" in str(failed.value.code)
-
-
-def half(task: ShardingTask) -> list[TablePart]:
-    return [whole_part(table, (at % 2,)) for at, table in enumerate(task.tables)]
-
-
-@pytest.mark.parametrize("gpu", ["h100", "h200"])
-def test_the_page_has_what_was_timed(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = timed.read_kernel_times(stored(f"kernels/shardbench_{gpu}.jsonl.gz"))
-    monkeypatch.setattr(results, "kernel_times_of", lambda of: times if of == gpu else KernelTimes())
-    results._raters.cache_clear()
-    cell = Cell("criteo_kaggle", gpu, 8)
-    known = {
-        (one.planner, one.variant): one.kernels_ms
-        for one in read_csv(ROOT / "benchmarks" / "shardbench_202611.csv")
-        if one.cell == cell
-    }
-    # Plans of evenshard's search have changed since they were timed.
-    for one in results.results_of(cell, load_planner("greedy")):
-        assert one.kernels_ms == pytest.approx(known["greedy", one.variant], abs=1e-4)
-    results._raters.cache_clear()
-
-
-@pytest.mark.slow
-def test_the_page_has_the_device_models_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = timed.read_kernel_times(stored("kernels/shardbench_h200.jsonl.gz"))
-    monkeypatch.setattr(device_errors, "kernel_times_of", lambda gpu: times)
-    truth_file("dlrm_2021_tables.csv")
-    plans = read_journal(stored("kernels/shardbench_plans.jsonl.gz"))
-    own = [one for one in plans if one.gpu == "h200" and one.status == FITS]
-    page = (ROOT / "benchmarks" / "fbgemm_h100_202611.md").read_text()
-    lines = [*device_errors.errors(own)]
-    of_loads = takewhile(lambda line: not line.startswith("| cell |"), lines)
-    rows = [line for line in of_loads if line.startswith("|")]
-    assert len(rows) > 12 and all(line in page for line in rows)
-    assert [int(line.split()[6]) for line in lines if "than their kernels" in line] == [27, 53, 71]
-    assert "h200: the shortest call takes 13 us forward, 108 us backward." in lines
-
-
-@pytest.mark.slow
-def test_the_decision_has_the_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth_file("dlrm_2021_tables.csv")
-    plans = [one for one in read_journal(stored("kernels/shardbench_plans.jsonl.gz")) if one.status == FITS]
-    page = (ROOT / "docs" / "decisions" / "0042-intervals-of-differences.md").read_text()
-    said, _, *rows = device_errors.intervals(plans)
-    assert said == "97 % of 317 steps are inside." and len(rows) == 9 and all(line in page for line in rows)

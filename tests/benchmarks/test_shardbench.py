@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +9,14 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.shardbench import cases, linear
-from benchmarks.shardbench.cases import BenchMachine, Cell, cells, tables_called
+from benchmarks.shardbench.cases import BenchMachine, Cell, tables_called
 from benchmarks.shardbench.page import comparable, page, table
 from benchmarks.shardbench.planners import NAMES, autoshard, dreamshard, load_planner
-from benchmarks.shardbench.planners.torchrec_swept import SWEEP_S
 from benchmarks.shardbench.results import (
     FITS,
     ILLEGAL,
     NO_PLAN,
     OVER_MEMORY,
-    Result,
     parts_of,
     read_csv,
     read_journal,
@@ -28,14 +24,12 @@ from benchmarks.shardbench.results import (
     write_csv,
 )
 from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
-from evenshard.base.errors import BadConfig
 from evenshard.placement.parts import whole_part
 from evenshard.placement.placement import check_sharding
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.training import FitConfig
 from evenshard.tables.table import Table
 from support.repository import ROOT
-from support.truth import truth_file
 
 PAGE = ROOT / "benchmarks" / "shardbench_202611.md"
 # A planner of others: every table on the device that is named first.
@@ -54,26 +48,20 @@ def plan(tables, machine):
 """
 
 
-@pytest.fixture
-def others(tmp_path: Path) -> Callable[[str, str], str]:
-    """Writes the file of a planner, and returns its path."""
-
-    def write(name: str, text: str) -> str:
-        (tmp_path / f"{name}.py").write_text(text)
-        return str(tmp_path / f"{name}.py")
-
-    return write
+def write_planner(folder: Path, name: str, text: str) -> str:
+    (folder / f"{name}.py").write_text(text)
+    return str(folder / f"{name}.py")
 
 
 def test_the_command_plans_what_is_missing_and_writes_all_files(
-    tmp_path: Path, others: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal, out = tmp_path / "work" / "journal.jsonl", tmp_path / "bench"
     asked = ["shardbench", "--models", "mixed_3", "--hardware", "h100", "--devices", "2", "--journal", str(journal)]
     asked += ["--out", str(out), "--planners"]
     main([*asked, "evenshard,greedy,torchrec_default"])
     before = read_journal(journal)
-    main([*asked, f"evenshard,greedy,torchrec_default,{others('first_device', FIRST_DEVICE)}"])
+    main([*asked, f"evenshard,greedy,torchrec_default,{write_planner(tmp_path, 'first_device', FIRST_DEVICE)}"])
     results = read_journal(journal)
     assert results[:-1] == before and results[-1].planner == "first_device"
     assert [one.planner for one in before] == ["evenshard", *["greedy"] * 4, "torchrec_default"]
@@ -93,93 +81,20 @@ def test_the_command_plans_what_is_missing_and_writes_all_files(
     assert "mixed_3, 2 x h100: first_device, 1 plans" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "said"),
-    [
-        ("--models", "criteo_2tb", "criteo_2tb"),
-        ("--hardware", "h999", "h999"),
-        ("--devices", "12", "12"),
-        ("--devices", "eight", "eight"),
-        ("--planners", "sorted", "planner sorted is unknown"),
-    ],
-)
-def test_what_there_is_not_is_refused_in_one_line(
-    flag: str, value: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = {"--models": "criteo_kaggle", "--hardware": "h100", "--devices": "8", "--planners": "greedy"} | {
-        flag: value
-    }
-    out = ["--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "bench")]
-    try:
-        code = main(["shardbench", *(text for pair in asked.items() for text in pair), *out])
-    except SystemExit as error:  # argparse's own
-        code = int(error.code or 0)
-    assert code == 2 and not [*tmp_path.iterdir()]
-    assert said in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_an_interrupted_pricing_keeps_all_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = tmp_path / "journal.jsonl"
-    asked = ["shardbench", "--models", "mixed_3", "--hardware", "h100", "--devices", "2", "--planners", "greedy"]
-    asked += ["--journal", str(journal), "--out", str(tmp_path / "bench")]
-    main(asked)
-    before = journal.read_text()
-
-    def interrupt(result: Result) -> Result:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("benchmarks.shardbench.command.with_costs", interrupt)
-    with suppress(KeyboardInterrupt):
-        main([*asked, "--again"])
-    assert journal.read_text() == before
-
-
 def test_plans_that_may_not_be_used_are_told_and_never_the_best(
-    tmp_path: Path, others: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = sum(table.size_bytes for table in tables_called("mixed_5"))
     monkeypatch.setattr(cases, "TABLES_SHARE", 0.99 * total / cases.gpu_profile("h100").memory_bytes)
     cell, rows = Cell("mixed_5", "h100", 2), []
     for name, text in (("first_device", FIRST_DEVICE), ("loses_a_table", LOSES_A_TABLE), ("gives_up", GIVES_UP)):
-        rows += results_of(cell, load_planner(others(name, text)))
+        rows += results_of(cell, load_planner(write_planner(tmp_path, name, text)))
     assert [one.status for one in rows] == [OVER_MEMORY, ILLEGAL, NO_PLAN]
     assert "device 0 needs" in rows[0].note and rows[0].device_ms and rows[0].memory_share == pytest.approx(1.01)
     assert "5 tables are too many for 2 devices" in rows[2].note
     assert all("| - | - |" in line for line in [*table(rows)][2:])
     write_csv(tmp_path / "rows.csv", rows)
     assert [one.ms("device") for one in read_csv(tmp_path / "rows.csv")] == [float("inf")] * 3
-
-
-def test_where_evenshard_loses_is_told_by_every_oracle() -> None:
-    def result(planner: str, status: str, *ms: float | None) -> Result:
-        return Result("mixed_3", "h100", 8, planner, "", "", status, "", *ms)
-
-    rows = [
-        result("evenshard", FITS, 4.0, 1.0, 2.0, 3.0),
-        result("greedy", FITS, 3.2, 1.5, 1.6, 3.0015),
-        result("torchrec_swept", OVER_MEMORY, None, 0.1, 0.1, 0.1),
-    ]
-    text = page(rows, "bench")
-    assert "By the device model: 0 of 1 cells." in text and "By TorchRec's own rating: 0 of 1 cells." in text
-    assert "By the linear model of counts: 1 of 1 cells." in text and "By kernels, timed: 1 of 1 cells." in text
-    assert "| mixed_3 | 8 x h100 | kernels | 4.000 | greedy | - | - | +25.0 % | - |" in table(rows)
-    assert "2 plans of 1 cells, on H100" in " ".join(text.split())
-    untimed = comparable([rows[0], replace(rows[1], kernels_ms=None), rows[2]])
-    assert "By kernels, timed: 0 of 0 cells." in page(untimed, "bench")
-    assert "| mixed_3 | 8 x h100 | kernels |" not in "\n".join(table(untimed))
-    assert "| mixed_3, 8 x h100 | 4.000 | 3.200 | greedy | 25.0 % |" in text
-    assert "| mixed_3 | 8 x h100 | device | 1.000 | evenshard | - | - | -33.3 % | - |" in table(rows)
-    assert "| torchrec_swept | - | 1 | 1 | 1 | 0 | 0 | 0.0 |" in text
-    assert "the device model, TorchRec swept in full" in text and "cut off in" not in text
-    late = " ".join(page([replace(one, seconds=SWEEP_S) for one in rows], "bench").split())
-    assert "the device model, TorchRec swept in full" not in late and "cut off in: mixed_3, 8 x h100." in late
-    assert "cut off in" not in page(rows[:2], "bench")
-
-
-def test_planners_are_files() -> None:
-    assert {"autoshard", "dreamshard", "evenshard", "greedy", "torchrec_default", "torchrec_swept"} < {*NAMES}
-    with pytest.raises(BadConfig, match="planner sorted is unknown"):
-        load_planner("sorted")
 
 
 def test_every_planner_finds_plans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,23 +130,6 @@ def test_the_linear_model_is_that_of_its_constants() -> None:
         times.append(linear.LinearModel("h100").step_ms(replicated, [whole_part(one, (0, 1))]))
     gradients_ms = 16_000_000 * (4 / cases.gpu_profile("h100").hbm_gb_s + 1 / gpu["intra_gb_s"]) * 1e-6
     assert times[1] - times[0] == pytest.approx(gradients_ms)
-
-
-@pytest.mark.slow
-def test_the_linear_models_constants_are_those_of_the_measurements() -> None:
-    assert linear.fit(truth_file("rtx_2080_ti_shards.csv").parent) == linear.constants()
-
-
-def test_the_grid_leaves_out_what_fits_no_memory() -> None:
-    assert [one.devices for one in cells(["dlrm_v3"], ["h100"], [8, 16])] == [16]
-
-
-def test_recorded_tables_that_are_not_at_hand_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("EVENSHARD_TRUTH", str(tmp_path))
-    assert list(cells(["recorded_7", "criteo_kaggle"], ["h100"], [8])) == [Cell("criteo_kaggle", "h100", 8)]
-    assert "recorded_7, 8 x h100 is omitted" in capsys.readouterr().err
 
 
 def test_the_page_is_that_of_its_csv() -> None:

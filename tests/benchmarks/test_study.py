@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.studies import runner, study
-from benchmarks.studies.answers import placement_of, rows_of
-from benchmarks.studies.measuring import MeasureAnswers, compute_speedup, figures, measured_balance
-from benchmarks.studies.plan import plan_setting
-from benchmarks.studies.rows import ROWS, rows
-from benchmarks.studies.settings import STUDIES, Setting, ground_of
-from benchmarks.studies.study import run_study
-from benchmarks.studies.table import markdown, study_text
-from benchmarks.studies.units import Store, Unit
-from evenshard.placement.placement import check_placement
+from benchmarks.studies import runner
+from benchmarks.studies.measuring import compute_speedup, figures, measured_balance
+from benchmarks.studies.rows import ROWS
+from benchmarks.studies.settings import Budgets, Setting
+from benchmarks.studies.study import BenchConfig, run_study
+from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig, EvenshardConfig
 from evenshard.price.costs import DeviceCost, PlacementCost
-from evenshard.sharders.cost_model import fit as evenshard_loop
+from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.cost_model.fit import CostModelFitConfig
-from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.simple import EXPERTS
+from evenshard.sharders.training import FitConfig
 from support.builders import cost
-from support.study_builders import SMALL, TINY, config
+
+QUICK = SearchConfig(num_rollouts=4, scores_per_table=50)
+TINY = Budgets(
+    dreamshard=DreamShardConfig(num_rounds=2, placements_per_round=3, cost_updates=5, policy_updates=1, num_episodes=2),
+    evenshard=EvenshardConfig(num_shards=4, own_placements=2, fit=CostModelFitConfig(num_updates=20), search=QUICK),
+    autoshard=AutoShardConfig(FitConfig(5, 8, 1e-3), ImpalaConfig(num_updates=2, num_slots=2, unroll_length=6)),
+    num_shards=10,
+    search=QUICK,
+)
+SMALL = Setting(6, 2)
+
+
+def config(folder: Path, name: str = "mixed", **changes: Any) -> BenchConfig:
+    plain = BenchConfig(name, "simulated:h200", 1, folder, (SMALL,), 3, 6, num_jobs=1, budgets=TINY)
+    return replace(plain, **changes)
+
 
 PAPER_KEYS = {"mean_ms", "ci95_ms", "speedup_over_random_pct", "infeasible", "privileged",
               "difference_to_best_heuristic_pct", "difference_ci95_pct", "seed_deviation_ms"}  # fmt: skip
@@ -42,7 +53,6 @@ def mixed(folder: Path) -> dict[str, Any]:
     return run_study(config(folder, num_seeds=2))
 
 
-@pytest.mark.slow
 def test_the_json_has_all_rows_with_the_keys_of_the_contract(mixed: dict[str, Any]) -> None:
     assert (mixed["study"], mixed["hardware"], mixed["num_seeds"]) == ("mixed", "simulated:h200", 2)
     assert (mixed["num_test_tasks"], mixed["num_train_tasks"]) == (6, 3)
@@ -58,52 +68,16 @@ def test_the_json_has_all_rows_with_the_keys_of_the_contract(mixed: dict[str, An
     assert found["sharders"]["dim_greedy"]["seed_deviation_ms"] is None
     assert mixed["commits_of_units"] == [mixed["commit"]]
     json.dumps(mixed, allow_nan=False)
-
-
-@pytest.mark.slow
-def test_measuring_candidates_helps(mixed: dict[str, Any]) -> None:
-    found = mixed["settings"]["6x2"]["sharders"]
-    assert found["evenshard_measured"]["mean_ms"] <= found["evenshard"]["mean_ms"]
-    assert found["random_search"]["mean_ms"] <= found["random"]["mean_ms"]
-
-
-@pytest.mark.slow
-def test_cost_networks_and_seconds_are_reported(mixed: dict[str, Any]) -> None:
-    found = mixed["settings"]["6x2"]
-    assert found["cost_networks"]["dreamshard"].keys() >= {"median_abs_pct_error", "kendall_tau"}
-    assert 0 <= found["cost_networks"]["convex"]["share_in_90_pct_interval"] <= 1
-    own = found["cost_networks"]["convex"]["own_placements"]
-    assert own["predicted_above_bound_pct"] >= 0
+    assert found["sharders"]["evenshard_measured"]["mean_ms"] <= found["sharders"]["evenshard"]["mean_ms"]
+    networks = found["cost_networks"]
+    assert networks["dreamshard"].keys() >= {"median_abs_pct_error", "kendall_tau"}
+    assert 0 <= networks["convex"]["share_in_90_pct_interval"] <= 1
+    assert networks["convex"]["own_placements"]["predicted_above_bound_pct"] >= 0
     # random placements of each of 6 tasks, by the networks of 2 seeds: 6 as dreamshard, 2 and 4 / 2 as evenshard
-    assert found["cost_networks"]["convex"]["num_placements"] == 10 * 6 * 2
+    assert networks["convex"]["num_placements"] == 10 * 6 * 2
     assert found["seconds"]["training"].keys() == {"dreamshard", "evenshard", "autoshard"}
-    assert found["seconds"]["placing_one_task"].keys() == found["sharders"].keys()
 
 
-@pytest.mark.slow
-def test_all_sharders_answer_the_same_tasks_and_equal_placements_cost_the_same(
-    mixed: dict[str, Any], folder: Path
-) -> None:
-    ground, _ = ground_of(STUDIES["mixed"], "simulated:h200", 3, 6)
-    plan = plan_setting(STUDIES["mixed"], rows("mixed", mixed["left_out"]), ground, TINY, SMALL, 2)
-    tasks = ground.test(SMALL)
-    trained = {table.name for task in ground.split(SMALL).train for table in task.tables}
-    assert not trained & {table.name for task in tasks for table in task.tables}
-    store = Store(folder)
-    answers = {(row.sharder, row.seed): row.answers for row in rows_of(plan.answers, store)}
-    costs = {(row["sharder"], row["seed"]): row["ms"] for row in store.result(plan.measuring)["rows"]}
-    assert answers.keys() == costs.keys()
-    assert {seed for name, seed in answers if name == "evenshard"} == {0, 1}
-    cost_of: dict[Any, float] = {}
-    for key, of_sharder in answers.items():
-        for task, answer, ms in zip(tasks, of_sharder, costs[key], strict=True):
-            placement = placement_of(answer, task)
-            assert placement is not None
-            check_placement(task, placement)
-            assert cost_of.setdefault((task.task_id, placement), ms) == ms
-
-
-@pytest.mark.slow
 def test_started_again_it_does_nothing_and_says_the_same(
     mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,76 +92,9 @@ def test_started_again_it_does_nothing_and_says_the_same(
     ]  # fmt: skip
 
 
-@pytest.mark.slow
-def test_results_of_another_commit_are_used_and_named(
-    mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(study, "git_commit", lambda path: "another")
-    with caplog.at_level(logging.WARNING):
-        again = run_study(config(folder, num_seeds=2))
-    assert again["commits_of_units"] == [mixed["commit"]]
-    assert "other commits" in caplog.text
-
-
-@pytest.mark.slow
-def test_other_numbers_of_test_tasks_do_not_train_again(
-    mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[Unit] = []
-    monkeypatch.setattr(runner, "_do", lambda unit, *more: done.append(unit))
-    with pytest.raises(Exception, match="not readable"):
-        run_study(config(folder, num_seeds=2, test_tasks=2))
-    assert done
-    assert not [unit.name for unit in done if "training" in unit.name]
-
-
-def test_tasks_that_do_not_fit_are_counted_for_each_sharder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On devices where some tasks fit and some do not, the table is about the former and counts the latter."""
-    found, budgets = ground_of(STUDIES["mixed"], "simulated:h200", 8, 8)
-    tight = replace(found, pool=replace(found.pool, memory_cap_gb=2.2))
-    monkeypatch.setattr(study, "ground_of", lambda *args: (tight, budgets))
-    skip = tuple(name for name in ROWS["mixed"] if name not in ("random", *EXPERTS, "dreamshard"))
-    result = run_study(config(tmp_path, skip=skip))["settings"]["6x2"]
-    infeasible = {name: row["infeasible"] for name, row in result["sharders"].items()}
-    assert 0 < result["num_common_tasks"] < 8
-    assert all(0 < count <= 8 - result["num_common_tasks"] for count in infeasible.values())
-    assert result["num_tasks_not_placed_by_all"] == 8 - result["num_common_tasks"]
-    assert study_text({**run_study(config(tmp_path, skip=skip))})
-
-
-@pytest.mark.slow
-def test_generalize_compares_transferred_networks_with_those_trained_for_the_size(tmp_path: Path) -> None:
-    sizes = (Setting(6, 2), Setting(50, 4))
-    result = run_study(config(tmp_path, "generalize", settings=sizes, test_tasks=2))
-    elsewhere, at_home = result["settings"]["6x2"], result["settings"]["50x4"]
-    assert elsewhere["transferred_from"] == "50x4"
-    for name in ("dreamshard", "evenshard"):
-        row, own = elsewhere["sharders"][f"{name}_transferred"], elsewhere["sharders"][name]
-        assert row["drop_ms"] == pytest.approx(row["mean_ms"] - own["mean_ms"])
-        assert at_home["sharders"][f"{name}_transferred"]["drop_ms"] == 0.0
-    assert elsewhere["sharders"]["dreamshard"]["mean_ms"] != elsewhere["sharders"]["dreamshard_transferred"]["mean_ms"]
-    assert elsewhere["cost_networks_transferred"] != elsewhere["cost_networks"]["dreamshard"]
-    trainings = [path for path in tmp_path.glob("*training*.json")]
-    assert len(trainings) == 2
-
-
-@pytest.mark.slow
-def test_autoshard_reports_balance_and_compute_speedup(tmp_path: Path) -> None:
-    result = run_study(config(tmp_path, "autoshard", settings=(Setting(6, 3),), train_tasks=2, test_tasks=2))
-    found = result["settings"]["6x3"]["sharders"]
-    assert found.keys() == set(ROWS["autoshard"])
-    assert found["random"]["compute_speedup"] == 1.0
-    assert all(0 <= row["degree_of_balance"] <= 1 for row in found.values())
-    assert found["lookup_greedy"]["degree_of_balance"] > 0
-    text = markdown(result, "python -m benchmarks study autoshard")
-    assert "| compute speedup |" in text
-
-
 def test_figures_of_one_sharder_by_hand() -> None:
     found = figures([cost(4.0, 2.0), None, cost(4.0)], [cost(8.0, 1.0), cost(1.0), None])
     assert found == {"ms": [4.0, None, 4.0], "balance": [0.5, None, 1.0], "compute_speedup": [2.0, None, None]}
-    full = PlacementCost((DeviceCost.out_of_memory(),), "modelled")
-    assert figures([full], [cost(1.0)]) == {"ms": [None], "balance": [None], "compute_speedup": [None]}
 
 
 def compute(*times_ms: float) -> PlacementCost:
@@ -200,83 +107,3 @@ def test_measured_balance_and_speedup_look_at_compute_alone() -> None:
     assert measured_balance(compute(4.0)) == 1.0
     assert measured_balance(compute(0.0, 0.0)) == 1.0
     assert compute_speedup(compute(2.0, 4.0), reference=compute(1.0, 6.0)) == 1.5
-
-
-def test_eight_hundred_tables_are_placed_by_networks_of_eighty() -> None:
-    chosen = STUDIES["autoshard"]
-    ground, budgets = ground_of(chosen, "simulated:h200")
-    small, large = (plan_setting(chosen, ROWS["autoshard"], ground, budgets, one, 2) for one in chosen.settings)
-    assert [plan.setting.name for plan in (small, large)] == ["80x8", "800x80"]
-    assert {unit.key for unit in small.trainings} == {unit.key for unit in large.trainings}
-    assert (small.ground.test_tasks, large.ground.test_tasks) == (10, 3)
-    trained = {table.name for task in ground.split(small.setting).train for table in task.tables}
-    assert not trained & {table.name for task in large.ground.test(large.setting) for table in task.tables}
-
-
-@pytest.mark.slow
-def test_on_real_kernels_everything_is_measured_through_journals(tmp_path: Path) -> None:
-    skip = ("autoshard", "torchrec_planner")
-    chosen = config(tmp_path, hardware="cpu", train_tasks=2, test_tasks=2, skip=skip, settings=(Setting(3, 2),))
-    result = run_study(chosen)
-    assert result["provenance"]["hardware"].startswith("cpu: ")
-    found = result["settings"]["3x2"]
-    assert all(row["mean_ms"] > 0 for row in found["sharders"].values())
-    assert found["noise_of_a_difference_pct"] > 0
-    assert not list(tmp_path.glob("*.journal"))
-
-
-@pytest.mark.slow
-def test_a_measuring_that_was_cut_off_goes_on_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenshard.measure.one_device import SequentialHardware
-
-    measured, limit = [0], 4
-    whole = SequentialHardware.measure
-
-    def measure(self: SequentialHardware, *job: Any) -> Any:
-        measured[0] += 1
-        if measured[0] > limit:
-            raise KeyboardInterrupt
-        return whole(self, *job)
-
-    monkeypatch.setattr(SequentialHardware, "measure", measure)
-    skip = tuple(name for name in ROWS["mixed"] if name not in ("random", "random_search"))
-    chosen = config(tmp_path, hardware="cpu", train_tasks=1, test_tasks=1, skip=skip, settings=(Setting(3, 2),))
-    with pytest.raises(KeyboardInterrupt):
-        run_study(chosen)
-    assert list(tmp_path.glob("*.journal"))
-    measured[0], limit = 0, 10**9
-    run_study(chosen)
-    # 10 random placements, of which 4 are on record, and then the 2 answers and the controls
-    cut_off, all_at_once = measured[0], 0
-    measured[0] = 0
-    run_study(replace(chosen, fresh=True))
-    all_at_once = measured[0]
-    assert cut_off == all_at_once - 4
-
-
-def test_measuring_needs_all_answers() -> None:
-    ground, budgets = ground_of(STUDIES["dlrm"], "simulated:h200")
-    plan = plan_setting(STUDIES["dlrm"], ROWS["dlrm"], ground, budgets, Setting(20, 4), 3)
-    assert isinstance(plan.measuring, MeasureAnswers)
-    assert {unit.key for unit in plan.measuring.needs} == {unit.key for unit in plan.answers}
-    assert len(plan.trainings) == 3
-
-
-@pytest.mark.slow
-def test_the_seed_reaches_the_convex_fit_and_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    fit, begin = evenshard_loop.fit_cost_model, EvenshardSharder.__init__
-
-    def fitted(measured: Any, settings: CostModelFitConfig, track: Any) -> Any:
-        seen.append(settings.seed)
-        return fit(measured, settings, track)
-
-    def begun(self: EvenshardSharder, model: Any, policy: Any = None, settings: SearchConfig | None = None) -> None:
-        seen.append(settings.seed if settings else -1)
-        begin(self, model, policy, settings)
-
-    monkeypatch.setattr(evenshard_loop, "fit_cost_model", fitted)
-    monkeypatch.setattr(EvenshardSharder, "__init__", begun)
-    skip = tuple(name for name in ROWS["mixed"] if name not in ("random", "evenshard"))
-    run_study(config(tmp_path, num_seeds=2, skip=skip, test_tasks=1))
-    assert sorted(seen) == [0] * 4 + [1] * 4  # two fits, a search while training, a search while placing

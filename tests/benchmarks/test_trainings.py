@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,21 +14,29 @@ from benchmarks.studies.measuring import measured_balance
 from benchmarks.studies.trainings import (
     AutoShardConfig,
     DreamShardConfig,
+    EvenshardConfig,
+    TrainedEvenshard,
     measure_random_shards,
     train_autoshard,
     train_dreamshard,
+    train_evenshard,
 )
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.hardware import Measure
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.price.costs import MeasuredPlacement, PlacementCost
-from evenshard.sharders.autoshard.env import AutoShardCostNet
+from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCost
 from evenshard.sharders.autoshard.impala import ImpalaConfig
-from evenshard.sharders.learned import Sharder
-from evenshard.sharders.simple import RandomSharder
+from evenshard.sharders.cost_model.fit import CostModelFitConfig
+from evenshard.sharders.cost_model.sharder import SearchConfig
+from evenshard.sharders.simple import RandomSharder, random_placement
 from evenshard.sharders.training import FitConfig
-from support.builders import FakeHardware, capped, sized, some_tables, table, task
+from support.builders import BATCH_SIZE, PROVENANCE, FakeHardware, capped, sized, some_tables, table, task
+from support.convex_builders import bound_ms
+
+
+def measure(jobs: Sequence[tuple[ShardingTask, Placement]]) -> list[PlacementCost]:
+    return [FakeHardware().measure(*job) for job in jobs]
+
 
 # DreamShard -----------------------------------------------------------------------------------------------------------
 
@@ -37,59 +46,34 @@ TEST = [task(POOL[30 + 6 * n : 36 + 6 * n], devices=2, task_id=f"test-{n}") for 
 SMALL = DreamShardConfig(
     num_rounds=2, placements_per_round=12, cost_updates=150, policy_updates=40, num_episodes=8, learning_rate=5e-3
 )
+QUICK = DreamShardConfig(num_rounds=2, placements_per_round=3, cost_updates=3, policy_updates=2, num_episodes=2)
 
 
-def measuring(hardware: FakeHardware) -> Measure:
-    def measure(jobs: Sequence[tuple[ShardingTask, Placement]]) -> list[PlacementCost]:
-        return [hardware.measure(of_task, placement) for of_task, placement in jobs]
-
-    return measure
-
-
-@pytest.mark.slow
-def test_it_measures_random_placements_first_and_the_policys_then() -> None:
-    hardware = FakeHardware()
-    trained = train_dreamshard(TRAIN, measuring(hardware), hardware.provenance, SMALL, seed=0)
-    assert len(trained.measured) == len(hardware.calls) == 24
-    assert [one.proposed_by for one in trained.measured] == ["random"] * 12 + ["dreamshard"] * 12
-    assert [one.round for one in trained.measured] == [1] * 12 + [2] * 12
+def test_dreamshard_measures_random_placements_then_its_own_and_learns() -> None:
+    trained = train_dreamshard(TRAIN, measure, PROVENANCE, SMALL, seed=1)
+    assert [(one.round, one.proposed_by) for one in trained.measured] == [(1, "random")] * 12 + [(2, "dreamshard")] * 12
     assert len({one.measurement_id for one in trained.measured}) == 24
-    assert float(trained.cost_net.cost_scale_ms) == pytest.approx(
-        fmean(one.cost.max_device_ms for one in trained.measured[:12])
-    )
+    scale = fmean(one.cost.max_device_ms for one in trained.measured[:12])
+    assert float(trained.cost_net.cost_scale_ms) == pytest.approx(scale)
     for one in trained.measured:
         check_placement(one.task, one.placement)
-        assert one.cost == hardware.measure(one.task, one.placement)
+        assert [one.cost] == measure([(one.task, one.placement)])
+    own, chance = (
+        fmean(cost.max_device_ms for cost in measure([(one, who.place(one)) for one in TEST]))
+        for who in (trained.sharder(32), RandomSharder(0))
+    )
+    assert own < 0.95 * chance
 
 
-def test_it_learns_to_place_unseen_tables_better_than_chance() -> None:
-    hardware = FakeHardware()
-    sharder = train_dreamshard(TRAIN, measuring(hardware), hardware.provenance, SMALL, seed=1).sharder(32)
-
-    def mean_ms(own: Sharder) -> float:
-        return fmean(hardware.measure(one, own.place(one)).max_device_ms for one in TEST)
-
-    assert mean_ms(sharder) < 0.95 * mean_ms(RandomSharder(0))
-
-
-def test_the_same_seed_gives_the_same_networks() -> None:
-    quick = DreamShardConfig(num_rounds=2, placements_per_round=3, cost_updates=3, policy_updates=2, num_episodes=2)
-    nets = [
-        train_dreamshard(TRAIN, measuring(FakeHardware()), FakeHardware().provenance, quick, seed).policy
-        for seed in (3, 3, 4)
-    ]
+def test_dreamshard_has_a_seed_and_leaves_out_tasks_that_fit_nowhere() -> None:
+    nets = [train_dreamshard(TRAIN, measure, PROVENANCE, QUICK, seed).policy for seed in (3, 3, 4)]
     weights = [torch.cat([value.flatten() for value in net.state_dict().values()]) for net in nets]
     assert weights[0].equal(weights[1]) and not weights[0].equal(weights[2])
-
-
-def test_tasks_that_fit_nowhere_are_left_out_and_none_at_all_is_an_error() -> None:
     full = task([table("big", 1000), table("large", 1000)], 2, cap=10, task_id="full")
-    hardware = FakeHardware()
-    quick = DreamShardConfig(num_rounds=1, placements_per_round=8, cost_updates=2, policy_updates=1, num_episodes=2)
-    trained = train_dreamshard([full, task(sized(1, 2, 3))], measuring(hardware), hardware.provenance, quick, seed=0)
+    trained = train_dreamshard([full, task(sized(1, 2, 3))], measure, PROVENANCE, QUICK, seed=0)
     assert {one.task.task_id for one in trained.measured} == {"task"}
     with pytest.raises(InfeasibleTask, match="None of the train tasks"):
-        train_dreamshard([full], measuring(hardware), hardware.provenance, quick, seed=0)
+        train_dreamshard([full], measure, PROVENANCE, QUICK, seed=0)
 
 
 # AutoShard ------------------------------------------------------------------------------------------------------------
@@ -103,47 +87,67 @@ SHARDS_OF = [task(FEW[first : first + 10], devices=2, task_id=f"train-{first}") 
 UNSEEN = [task(FEW[first : first + 10], devices=2, task_id=f"test-{first}") for first in range(10, 15)]
 
 
-def shards() -> list[MeasuredPlacement]:
-    return measure_random_shards(FakeHardware(), SHARDS_OF, 200, seed=0)
-
-
-@pytest.mark.slow
 def test_from_measured_shards_to_a_balance_above_random() -> None:
-    trained = train_autoshard(SHARDS_OF, shards(), BALANCE, seed=0)
+    trained = train_autoshard(SHARDS_OF, measure_random_shards(FakeHardware(), SHARDS_OF, 200, seed=0), BALANCE, seed=0)
     mean = [
-        sum(measured_balance(FakeHardware().measure(one, who.place(one))) for one in UNSEEN) / len(UNSEEN)
+        fmean(measured_balance(cost) for cost in measure([(one, who.place(one)) for one in UNSEEN]))
         for who in (trained, RandomSharder(0))
     ]
     assert mean[0] > mean[1] + 0.15 and mean[0] > 0.75
 
 
-def test_the_same_seed_gives_the_same_sharder_and_touches_no_global_randomness() -> None:
-    short = AutoShardConfig(replace(BALANCE.fit, num_updates=5), replace(BALANCE.impala, num_updates=2))
-    measured = shards()
-    torch.manual_seed(11)
-    one = train_autoshard(SHARDS_OF, measured, short, seed=1)
-    drawn = torch.rand(())
-    torch.manual_seed(11)
-    assert torch.rand(()).equal(drawn)
-    other, third = (train_autoshard(SHARDS_OF, measured, short, seed=seed) for seed in (1, 2))
-    for mine, its in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
-        assert mine.equal(its)
-    assert any(
-        not mine.equal(its) for mine, its in zip(one.policy.parameters(), third.policy.parameters(), strict=True)
-    )
+# evenshard ------------------------------------------------------------------------------------------------------------
+
+TABLES = some_tables(30)
+TASKS = tuple(task([TABLES[(n * 7 + i) % 30] for i in range(8)], 3, task_id=f"train-{n}") for n in range(6))
+OWN = EvenshardConfig(
+    num_shards=12,
+    own_placements=4,
+    fit=CostModelFitConfig(num_updates=30),
+    search=SearchConfig(num_rollouts=0, scores_per_table=50),
+)
 
 
-def test_training_the_policy_leaves_the_cost_network_alone() -> None:
-    measured = shards()
-    fits = (replace(BALANCE.impala, num_updates=updates) for updates in (0, 3))
-    nets = [train_autoshard(SHARDS_OF, measured, AutoShardConfig(BALANCE.fit, impala), 0).cost_net for impala in fits]
-    assert isinstance(nets[0], AutoShardCostNet) and isinstance(nets[1], AutoShardCostNet)
-    assert all(one.equal(other) for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+def trained(config: EvenshardConfig = OWN, seed: int = 0, tasks: Sequence[ShardingTask] = TASKS) -> TrainedEvenshard:
+    rng = np.random.default_rng(0)
+    jobs = [(one, random_placement(one, rng)) for one in TASKS * 3]
+    known = [
+        MeasuredPlacement(f"m{n}", 1 + n // 9, "random", one, placement.parts(one.tables), cost, PROVENANCE)
+        for n, ((one, placement), cost) in enumerate(zip(jobs, measure(jobs), strict=True))
+    ]
+    return train_evenshard(tasks, known, measure, PROVENANCE, config, seed)
 
 
-def test_tasks_that_do_not_fit_are_left_out_of_training_and_without_others_it_is_refused() -> None:
-    short = AutoShardConfig(replace(BALANCE.fit, num_updates=2), replace(BALANCE.impala, num_updates=2))
-    too_small = [capped(one, 4) for one in SHARDS_OF]
-    train_autoshard([*too_small, SHARDS_OF[0]], shards(), short, seed=0)
-    with pytest.raises(InfeasibleTask, match="No train task fits"):
-        train_autoshard(too_small, shards(), short, seed=0)
+def test_random_shards_and_own_placements_of_different_train_tasks_are_measured() -> None:
+    first = trained()
+    shards, own = first.measured[:12], first.measured[12:]
+    assert {one.proposed_by for one in shards} == {RANDOM_SHARD} and {one.task.num_devices for one in shards} == {1}
+    assert [one.proposed_by for one in own] == ["evenshard"] * 4
+    assert len({one.task.task_id for one in own}) == 4 and {one.task for one in own} <= set(TASKS)
+    for one in first.measured:
+        check_placement(one.task, one.placement)
+        assert one.round == 3 and [one.cost] == measure([(one.task, one.placement)])
+    assert len({one.measurement_id for one in first.measured}) == 16
+    same, other = trained(), trained(seed=1)
+    assert first.measured == same.measured != other.measured
+    assert bound_ms(first.model, TASKS[0]) == bound_ms(same.model, TASKS[0])
+    more = trained(replace(OWN, own_rounds=2))
+    assert more.measured[:16] == first.measured
+    assert [one.proposed_by for one in more.measured[16:]] == ["evenshard"] * 4
+    for part in (more, trained(replace(OWN, num_shards=0)), trained(replace(OWN, own_placements=0))):
+        assert bound_ms(part.model, TASKS[0]) != bound_ms(first.model, TASKS[0])
+
+
+def test_shards_keep_to_the_batch_size_of_their_tables_and_tasks_without_room_are_no_trouble() -> None:
+    """Two thirds of the tasks have the larger batch; their tables are others."""
+    small = [replace(one, batch_size=BATCH_SIZE) for one in TASKS[:2]]
+    large = [task(some_tables(8, seed=n + 9), 3, task_id=f"large-{n}", batch_size=256) for n in range(4)]
+    config = replace(OWN, own_placements=0, fit=replace(OWN.fit, across_batches=True))
+    shards = trained(config, tasks=[*small, *large]).measured
+    assert [one.task.batch_size for one in shards] == [64] * 4 + [256] * 8
+    for one in shards:
+        pool = small if one.task.batch_size == 64 else large
+        assert set(one.task.tables) <= {table for of_task in pool for table in of_task.tables}
+    full = capped(replace(TASKS[0], task_id="full"), max(table.size_bytes for table in TABLES))
+    added = trained(tasks=(*TASKS[:2], full)).measured
+    assert sorted(one.task.task_id for one in added if one.proposed_by == "evenshard") == ["train-0", "train-1"]

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from evenshard.base.errors import BadConfig
 from evenshard.cli import main
-from evenshard.loop.generate_tables import run
-from evenshard.loop.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
-from evenshard.tables.files import load_tables
 from support.learned import LEARNED
 
 THEIRS = "feature,cardinality,dim,pooling,owner\na,200000,16,3,x\nb,9000,8,1,x\nc,50000,16,2,x\nd,7000,8,1,x\n"
@@ -33,26 +28,3 @@ def test_drift(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.err == "evenshard drift: theirs.csv: 1 column is not used: 'owner'.\n"
     assert json.loads(printed.out)["model"]["source"] == str(LEARNED)
-
-
-def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["what-if", "theirs.csv", "--hardware", "h100", "--devices", "2", "--json", *COLUMNS]) == 0
-    assert json.loads(capsys.readouterr().out)
-
-
-def test_the_first_stage_of_the_loop(tmp_path: Path) -> None:
-    config = GenerateTablesConfig(
-        source="theirs.csv",
-        num_train_tasks=1,
-        num_test_tasks=1,
-        tables_per_task=2,
-        num_devices=2,
-        memory_cap_gb=1.0,
-        batch_size=64,
-        columns={"feature": "name", "cardinality": "num_rows"},
-    )
-    outputs = GenerateTablesOutputs(tmp_path / "tables.json", tmp_path / "tasks.json")
-    run(config, GenerateTablesInputs(), outputs)
-    assert [one.name for one in load_tables(outputs.tables)] == ["a", "b", "c", "d"]
-    with pytest.raises(BadConfig, match=r"'f', which is not a column of theirs.csv"):
-        run(replace(config, columns={**(config.columns or {}), "f": ""}), GenerateTablesInputs(), outputs)

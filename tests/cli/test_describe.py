@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,8 @@ from evenshard.base.provenance import Lineage
 from evenshard.cli import main
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.planner.file import save_answer
-from evenshard.tracking.pyfunc import build_serving_code
-from evenshard.tracking.registry import register_folder
 from support.builders import PROVENANCE, cost, some_tables
-from support.tracking_builders import empty_mlflow, write_costs, write_model
+from support.tracking_builders import write_costs, write_model
 
 TABLES = some_tables(4)
 
@@ -60,31 +59,28 @@ def test_a_placement_says_whether_its_model_has_changed(model: Path, capsys: pyt
     assert described(capsys, "placement.json")["model"].endswith("folder not found")
 
 
-@pytest.mark.slow
 def test_a_placement_of_a_registered_model_names_version_run_and_policy(
-    model: Path, workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
-    empty_mlflow(workdir)
-    register_folder(model, build_serving_code())
-    place("models:/evenshard-cost/1")
+    answer = evenshard.place(TABLES, 2, 1.0, batch_size=64, hardware="simulated:h200")
+    policy = {"name": "evenshard-policy", "version": "1"}
+    registered = {"name": "evenshard-cost", "version": "2", "run_id": "abc", "policy": policy}
+    model = {"source": "models:/evenshard-cost/2", "sha256": "0" * 64, "mlflow": registered}
+    save_answer(replace(answer, lineage={**answer.lineage, "model": model}), "placement.json")
     facts = described(capsys, "placement.json")
-    assert facts["MLflow"].startswith("models:/evenshard-cost/1")
-    assert facts["MLflow policy"].startswith("models:/evenshard-policy/1")
+    assert facts["MLflow"] == "models:/evenshard-cost/2, run abc"
+    assert facts["MLflow policy"] == "models:/evenshard-policy/1"
 
 
-def test_datasets_are_found_in_data_too(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_and_its_datasets_in_data(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("data").mkdir()
     shutil.move("work/round_1/costs.parquet", "data/costs.parquet")
-    assert described(capsys, str(model))["costs"].startswith("data/costs.parquet")
-    write_costs(Path("data/costs.parquet"), Lineage("other"))
-    assert described(capsys, str(model))["costs"].startswith("not in data/ or work/ (try dvc pull) (sha256 ")
-
-
-def test_a_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = described(capsys, str(model))
     assert facts["kind"] == "model (cost_model, cost_net, policy)" and len(facts["sha256"]) == 64
     assert facts["learned from"] == "1 measured placements" and facts["hardware"] == "simulated: adds up"
+    assert facts["costs"].startswith("data/costs.parquet")
+    write_costs(Path("data/costs.parquet"), Lineage("other"))
+    assert described(capsys, str(model))["costs"].startswith("not in data/ or work/ (try dvc pull) (sha256 ")
 
 
 def test_a_journal_that_another_process_writes(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,12 +95,10 @@ def test_a_journal_that_another_process_writes(workdir: Path, capsys: pytest.Cap
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("path", "said"), [("placement.json", "no such file"), ("empty", "has no cost_model"), ("odd.txt", "odd.txt: ")]
-)
-def test_bad_input_is_exit_code_2(workdir: Path, capsys: pytest.CaptureFixture[str], path: str, said: str) -> None:
+def test_bad_input_is_exit_code_2(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
     Path("odd.txt").write_text("odd")
-    assert main(["describe", path]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    for path, said in (("none.json", "no such file"), ("empty", "has no cost_model"), ("odd.txt", "odd.txt: ")):
+        assert main(["describe", path]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1

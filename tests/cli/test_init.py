@@ -14,12 +14,10 @@ from evenshard.loop.import_costs import read_shards
 from evenshard.loop.loop import STAGES
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated_hardware import SimulatedHardware
-from evenshard.planner.file import load_answer
 from evenshard.planner.hosts import load_hosts_file
 from evenshard.planner.rules import load_rules
 from evenshard.planner.what_if.option import load_prices
-from evenshard.sharders.models import load_model
-from support.documented import ROOT, command
+from support.documented import ROOT
 
 
 @pytest.fixture
@@ -58,41 +56,3 @@ def test_its_costs_are_those_of_the_simulated_h100(begun: Path) -> None:
         (device,) = hardware.measure(one.task, one.placement).devices
         total_ms = device.fwd_compute_ms + device.bwd_compute_ms
         assert one.cost.max_device_ms == pytest.approx(total_ms, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As docs/loop.md shows them, on the files of init: no tasks, no settings, no policy, no checkout."""
-    for name in ("params.yaml", "rules.yaml", "hosts.yaml", "prices.yaml"):
-        Path(name).unlink()
-    costs = Path("costs.csv").read_text().replace("tables,fwd_bwd_ms", "ids,ms").splitlines()
-    Path("shards.csv").write_text("\n".join(f"{line},{'owner' if not n else 'x'}" for n, line in enumerate(costs)))
-    imported = command("docs/loop.md", "evenshard import-costs shards.csv --tables ours.csv")
-    imported[imported.index("ours.csv")] = "tables.csv"
-    imported[imported.index("feature=name,cardinality=num_rows")] = "ids=tables,ms=fwd_bwd_ms,owner="
-    assert main(imported) == 0
-    assert main(command("docs/loop.md", "evenshard train-cost --tables tables.parquet --costs")) == 0
-    placed = command("docs/loop.md", "evenshard place ours.csv --columns feature=name,cardinality=num_rows --devices 4")
-    placed[placed.index("ours.csv")] = "tables.csv"
-    del placed[placed.index("--columns") : placed.index("--columns") + 2]
-    assert main([*placed, "-o", "placement.json"]) == 0
-    assert load_model("mine").hardware == load_answer(Path("placement.json")).request.hardware == "cuda"
-    assert not Path("mlflow.db").exists() and not Path("mlruns").exists()
-    text = capsys.readouterr().out
-    assert "predicted outside the training range" in text and "Warning: " in text
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--tables", "t.parquet", "--costs", "c.parquet"], "no output is given"),
-        (["--tables", "t.parquet", "--costs", "c.parquet", "--out", "net"], "the cost network needs tasks"),
-        (["--tables", "t.parquet", "--costs", "c.parquet", "--params", "no.yaml"], "no.yaml: no such file"),
-    ],
-)
-def test_what_a_training_without_tasks_cannot_do(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["train-cost", *words]) == 2
-    assert said in capsys.readouterr().err

@@ -46,9 +46,8 @@ class Fail(Unit):
         return f"failing {self.way}"
 
     def do(self, store: Store) -> Result:
-        raise {"bad": BadConfig("Repair it."), "full": InfeasibleTask("No room."), "bug": ZeroDivisionError("oh")}[
-            self.way
-        ]
+        errors = {"bad": BadConfig("Repair it."), "full": InfeasibleTask("No room."), "bug": ZeroDivisionError("oh")}
+        raise errors[self.way]
 
 
 def chain(pause_s: float = 0.0) -> list[Unit]:
@@ -62,7 +61,7 @@ def began(folder: Path) -> list[tuple[int, int]]:
     """Number and process of the units that began, in order."""
     path = folder / "began"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+    return [(int(number), int(process)) for number, process in map(str.split, lines)]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from evenshard.loop.loop import GenerateTablesConfig, GenerateTablesInputs, Gene
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
+from support.traffic_builders import TRAFFIC, jagged
 
 # Three tables, two samples. Table 0: sample 0 reads rows 7, 7 and sample 1 row 2; table 1 is never read; table 2:
 # sample 0 reads nothing, sample 1 reads row 0 five times.
@@ -23,7 +24,11 @@ INDICES = torch.tensor([7, 7, 2, 0, 0, 0, 0, 0])
 OFFSETS = torch.tensor([0, 2, 3, 3, 3, 3, 8])
 LENGTHS = torch.tensor([[2, 1], [0, 0], [0, 5]], dtype=torch.int32)
 GOOD = (INDICES, OFFSETS, LENGTHS)
-NAMES = ("t000", "t001", "t002")
+KEYED = jagged(TRAFFIC)
+
+
+class _Innocent:
+    """Any class will do: only tensors and plain containers may be in the file."""
 
 
 def saved(content: Any, legacy: bool = False) -> bytes:
@@ -40,21 +45,27 @@ def complaint(path: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("name", ["batch.pt", "batch.pt.gz"])
-def test_a_batch_is_read_with_and_without_gzip(tmp_path: Path, name: str, legacy: bool) -> None:
-    content = saved(GOOD, legacy)
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+def generated(path: Path, dims: tuple[int, ...], **more: int) -> tuple[Table, ...]:
+    """The pool that the loop makes of a batch file."""
+    pool = path.with_name("tables.parquet")
+    config = GenerateTablesConfig(str(path), 1, 1, 1, 1, 1.0, 2, embedding_dims=dims, **more)
+    generate_tables.run(config, GenerateTablesInputs(), GenerateTablesOutputs(pool, path.with_name("tasks.json")))
+    return load_tables(pool)
+
+
+@pytest.mark.parametrize(("name", "legacy"), [("b.pt", False), ("b.pt", True), ("b.pt.gz", False), ("b.pt.gz", True)])
+def test_a_batch_is_read_whole_or_refused_where_it_is_cut(tmp_path: Path, name: str, legacy: bool) -> None:
+    whole = saved((INDICES.int(), OFFSETS.int(), LENGTHS), legacy)
+    whole = gzip.compress(whole) if name.endswith("gz") else whole
+    (tmp_path / name).write_bytes(whole)
     batch = read_dlrm_batch(tmp_path / name)
-    assert (batch.names, batch.batch_size) == (NAMES, 2)
+    assert (batch.names, batch.batch_size) == (("t000", "t001", "t002"), 2)
     assert batch.indices.dtype == torch.int64
     assert torch.equal(batch.indices, INDICES) and torch.equal(batch.lengths, LENGTHS)
-
-
-def test_narrow_integers_are_widened(tmp_path: Path) -> None:
-    torch.save((INDICES.int(), OFFSETS.int(), LENGTHS.to(torch.uint8)), tmp_path / "b.pt")
-    batch = read_dlrm_batch(tmp_path / "b.pt")
-    assert torch.equal(batch.indices, INDICES) and torch.equal(batch.lengths.long(), LENGTHS.long())
+    for length in range(0, len(whole), 1 + len(whole) // 10):
+        (tmp_path / name).write_bytes(whole[:length])
+        message = complaint(tmp_path / name)
+        assert "cannot be read" in message or "cannot be unpacked" in message
 
 
 def test_tables_by_hand(tmp_path: Path) -> None:
@@ -67,27 +78,12 @@ def test_tables_by_hand(tmp_path: Path) -> None:
     assert last.reuse_bins == (0.0, 0.0, 0.0, 1.0) + (0.0,) * 13  # one row, five times
     assert {(table.embedding_dim, table.weight_bits) for table in (first, never, last)} == {(16, 16)}
     assert [table.problem() for table in (first, never, last)] == [None] * 3
-
-
-def test_dims_are_drawn_by_the_seed_from_the_list(tmp_path: Path) -> None:
-    nothing = torch.empty(0, dtype=torch.int64), torch.zeros(801, dtype=torch.int64), torch.zeros((400, 2)).long()
-    (tmp_path / "b.pt").write_bytes(saved(nothing))
-    dims, again, others = (
-        [table.embedding_dim for table in generated(tmp_path / "b.pt", (4, 64), seed=seed)] for seed in (3, 3, 4)
-    )
-    assert set(dims) == {4, 64} and 150 < dims.count(4) < 250
-    assert dims == again != others
-
-
-def generated(path: Path, dims: tuple[int, ...], weight_bits: int = 32, seed: int = 0) -> tuple[Table, ...]:
-    """The pool that the loop makes of a batch file."""
-    pool = path.with_name("tables.parquet")
-    settings = {"num_train_tasks": 1, "num_test_tasks": 1, "tables_per_task": 1, "memory_cap_gb": 1.0, "num_devices": 1}
-    config = GenerateTablesConfig(
-        source=str(path), embedding_dims=dims, weight_bits=weight_bits, seed=seed, batch_size=2, **settings
-    )
-    generate_tables.run(config, GenerateTablesInputs(), GenerateTablesOutputs(pool, path.with_name("tasks.json")))
-    return load_tables(pool)
+    drawn = [
+        [one.embedding_dim for one in generated(tmp_path / "b.pt", (4, 8, 16, 32), seed=seed)] for seed in (3, 3, 4)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    with pytest.raises(BadConfig, match="embedding_dims"):
+        generated(tmp_path / "b.pt", (16, 0))
 
 
 def test_names_are_those_of_the_file(tmp_path: Path) -> None:
@@ -101,78 +97,41 @@ def test_names_are_those_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ((INDICES, OFFSETS), "contains a tuple"),
-        ({"indices": INDICES}, "contains a dict"),
+        ((INDICES, OFFSETS), "contains a tuple. It must contain (indices, offsets, lengths) or"),
+        ({"keys": ["a"]}, "contains a dict with 'keys'"),
         (([1, 2], OFFSETS, LENGTHS), "indices is a list, not a tensor"),
         ((INDICES.float(), OFFSETS, LENGTHS), "indices has type torch.float32"),
         ((INDICES[:1].expand(2**40), OFFSETS, LENGTHS), "indices claims 1,099,511,627,776 values, more than the file"),
         ((INDICES.to("meta"), OFFSETS, LENGTHS), "indices claims 8 values, more than the file contains"),
-        ((INDICES, OFFSETS, LENGTHS.bool()), "lengths has type torch.bool"),
         ((INDICES, OFFSETS, LENGTHS.to_sparse()), "lengths has type torch.int32 (torch.sparse_coo)"),
         ((INDICES, OFFSETS, LENGTHS.flatten()), "lengths has 1 dimensions, not 2"),
-        ((INDICES[None], OFFSETS, LENGTHS), "indices has 2 dimensions, not 1"),
         ((INDICES[:0], OFFSETS[:1], LENGTHS[:0]), "0 tables and 2 samples"),
         ((INDICES, OFFSETS[:-1], LENGTHS), "has 6 offsets, not 3 tables x 2 samples + 1"),
-        ((INDICES[:-1], OFFSETS, LENGTHS), "offsets run from 0 to 8, but there are 7 indices"),
         ((torch.arange(9), OFFSETS + 1, LENGTHS), "offsets run from 1 to 9, but there are 9 indices"),
         ((INDICES, OFFSETS, LENGTHS.flip(0)), "table 't000': offsets do not match the lengths"),
         ((INDICES, torch.tensor([0, 2, 3, 9, 3, 3, 8]), LENGTHS), "table 't001': offsets do not match"),
         ((INDICES, OFFSETS, torch.tensor([[2, 1], [1, -1], [0, 5]])), "table 't001': a sample has a negative number"),
         ((torch.tensor([7, 7, 2, 0, 0, -4, 0, 0]), OFFSETS, LENGTHS), "table 't002': index -4 is negative"),
+        ((_Innocent(), OFFSETS, LENGTHS), "cannot be read"),
+        (KEYED | {"keys": ["ads", 3]}, "keys is not a list of table names"),
+        (KEYED | {"keys": ["ads", "ads"]}, "keys contains 'ads' twice"),
+        (KEYED | {"keys": ["a", "b", "c"]}, "lengths of shape [8] cannot be split evenly over 3 tables"),
+        (KEYED | {"lengths": KEYED["lengths"].reshape(4, 2)}, "lengths of shape [4, 2] cannot be split evenly"),
+        (KEYED | {"values": KEYED["values"][:-1]}, "lengths add up to 10, but there are 9 row numbers"),
+        (KEYED | {"lengths": torch.tensor([2, 1, 0, 3, 1, -1, 3, 1])}, "'user': a sample has a negative number"),
     ],
 )
 def test_tensors_that_contradict_each_other_are_refused(tmp_path: Path, content: Any, words: str) -> None:
     (tmp_path / "b.pt").write_bytes(saved(content))
-    message = complaint(tmp_path / "b.pt")
-    assert words in message and (
-        "It must contain (indices, offsets, lengths)" in message or "Save or download" in message
-    )
+    assert words in complaint(tmp_path / "b.pt")
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("legacy", [False, True])
-def test_a_file_cut_anywhere_is_refused(tmp_path: Path, legacy: bool, zipped: bool) -> None:
-    whole = saved(GOOD, legacy)
-    whole = gzip.compress(whole) if zipped else whole
-    for length in range(0, len(whole), 1 + len(whole) // 40):
-        (tmp_path / "cut.pt").write_bytes(whole[:length])
-        message = complaint(tmp_path / "cut.pt")
-        assert "cannot be read" in message or "cannot be unpacked" in message
-
-
-def test_a_gzipped_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenshard.base.documents.MAX_UNPACKED_BYTES", 2**20)
-    path = tmp_path / "long.pt.gz"
-    path.write_bytes(gzip.compress(bytes(2**22)))
-    assert "unpacks to more than 0.00098 GB" in complaint(path)
-
-
-def test_no_advice_of_torchs_is_passed_on(tmp_path: Path) -> None:
-    (tmp_path / "b.pt").write_bytes(b"\x80\x02" + b"no pickle")
-    message = complaint(tmp_path / "b.pt")
-    assert "weights_only" not in message and "trust" not in message
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such file" in complaint(tmp_path / "absent.pt")
     assert "is not a file" in complaint(tmp_path)
-    (tmp_path / "text.pt").write_text("name,num_rows\nads,1000\n")
-    assert "cannot be read" in complaint(tmp_path / "text.pt")
-
-
-class _Innocent:
-    """Any class will do: only tensors and plain containers may be in the file."""
-
-
-def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "b.pt").write_bytes(saved((_Innocent(), OFFSETS, LENGTHS)))
-    assert "cannot be read" in complaint(tmp_path / "b.pt")
-
-
-def test_senseless_settings_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "b.pt").write_bytes(saved(GOOD))
-    for dims in ((), (16, 0)):
-        with pytest.raises(BadConfig, match="embedding_dims"):
-            generated(tmp_path / "b.pt", dims)
-    with pytest.raises(BadConfig, match="weight_bits is 5"):
-        generated(tmp_path / "b.pt", (16,), weight_bits=5)
+    (tmp_path / "b.pt").write_bytes(b"\x80\x02no pickle")
+    message = complaint(tmp_path / "b.pt")
+    assert "cannot be read" in message and "weights_only" not in message and "trust" not in message
+    monkeypatch.setattr("evenshard.base.documents.MAX_UNPACKED_BYTES", 2**20)
+    (tmp_path / "long.pt.gz").write_bytes(gzip.compress(bytes(2**22)))
+    assert "unpacks to more than 0.00098 GB" in complaint(tmp_path / "long.pt.gz")

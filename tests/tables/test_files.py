@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import BadFile
-from evenshard.tables.files import load_tables, save_tables
+from evenshard.tables.files import load_numbered_tables, load_tables, save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.records import REUSE_COLUMNS
 from evenshard.tables.reuse import DLRM_2021_REUSE
@@ -29,6 +26,7 @@ UNIFORM = [1 / 17] * 17
 RECORD = {"name": "ads", "num_rows": 1000, "embedding_dim": 16, "pooling_factor": 2.5}
 ADS = Table("ads", 1000, 16, 2.5)
 HEADER = "name,num_rows,embedding_dim,pooling_factor"
+HEADED = "- {name: a, embedding_dim: 4, "
 
 
 def write(folder: Path, name: str, content: Any) -> Path:
@@ -50,59 +48,20 @@ def complaint(path: Path) -> str:
 
 names = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=12)
 histograms = st.none() | st.just(DLRM_2021_REUSE) | st.just(tuple(UNIFORM))
-tables_strategy = st.lists(
-    st.builds(
-        Table,
-        name=names,
-        num_rows=st.integers(1, 2**38),
-        embedding_dim=st.integers(1, 1024),
-        pooling_factor=st.floats(0, 1e6),
-        reuse_bins=histograms,
-        weight_bits=st.sampled_from([8, 16, 32]),
-    ),
-    min_size=1,
-    max_size=5,
-    unique_by=lambda table: table.name,
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(tables=tables_strategy)
-def test_what_is_saved_is_loaded_exactly(tmp_path: Path, suffix: str, tables: list[Table]) -> None:
-    path = tmp_path / f"tables{suffix}"
-    save_tables(tables, path)
-    assert load_tables(path) == tuple(tables)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_generated_pool_survives_every_format(tmp_path: Path, suffix: str) -> None:
-    tables = generate_tables(GeneratorConfig(100), 65_536, 0)
-    save_tables(tables, tmp_path / "new folder" / f"pool{suffix}")
-    assert load_tables(tmp_path / "new folder" / f"pool{suffix}") == tables
-
-
-@pytest.mark.parametrize(
-    "name", ["12", "true", "null", "1e3", "~", "2024-01-01", " ", "a,b", 'say "hi"', "two\r\nlines"]
-)
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_names_that_look_like_something_else_stay_names(tmp_path: Path, suffix: str, name: str) -> None:
-    save_tables([Table(name, 5, 4, 1.0)], tmp_path / f"t{suffix}")
-    assert load_tables(tmp_path / f"t{suffix}")[0].name == name
-
-
-def test_saving_the_same_tables_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    tables = generate_tables(GeneratorConfig(20), 1024, 0)
-    for suffix in SUFFIXES:
-        save_tables(tables, tmp_path / f"a{suffix}")
-        save_tables(tables, tmp_path / f"b{suffix}")
-        assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+def test_a_generated_pool_and_odd_names_survive_every_format(tmp_path: Path, suffix: str) -> None:
+    odd = ["12", "true", "null", "1e3", "~", "2024-01-01", " ", "a,b", 'say "hi"', "two\r\nlines"]
+    tables = (*generate_tables(GeneratorConfig(30), 65_536, 0), *(Table(name, 5, 4, 1.0) for name in odd))
+    for name in ("a", "b"):  # a folder called key=value adds no column
+        save_tables(tables, tmp_path / "date=2024" / f"{name}{suffix}")
+        assert load_tables(tmp_path / "date=2024" / f"{name}{suffix}") == tables
+    assert len({path.read_bytes() for path in (tmp_path / "date=2024").iterdir()}) == 1
 
 
 @st.composite
 def special_tables(draw: st.DrawFn) -> Table:
-    """Tables with everything that a table may have."""
     own = tuple(draw(st.lists(st.floats(0, 100), max_size=3)))
     num_rows = draw(st.integers(1, 10**9))
     shares = st.lists(st.integers(1, 9), min_size=1, max_size=min(num_rows, 5))
@@ -129,10 +88,9 @@ def special_tables(draw: st.DrawFn) -> Table:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(tables=st.lists(special_tables() | tables_strategy.map(lambda some: some[0]), min_size=1, max_size=4))
+@pytest.mark.parametrize("suffix", [".yaml", ".json", ".csv", ".parquet"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables=st.lists(special_tables(), min_size=1, max_size=4))
 def test_every_field_of_a_table_is_saved(tmp_path: Path, suffix: str, tables: list[Table]) -> None:
     numbered = tuple(replace(one, name=f"{number} {one.name}") for number, one in enumerate(tables))
     assert [one.problem() for one in numbered] == [None] * len(numbered)
@@ -148,25 +106,11 @@ def test_files_of_plain_tables_have_plain_columns_only(tmp_path: Path) -> None:
     assert (tmp_path / "t.csv").read_bytes().decode() == (
         f'{HEADER},reuse_bins,weight_bits\r\nads,1000,16,2.5,,32\r\nb,7,4,1.0,"{bins}",16\r\n'
     )
-    plain = (
-        '"name": "{}", "num_rows": {}, "embedding_dim": {}, "pooling_factor": {}, "reuse_bins": {}, "weight_bits": {}'
-    )
-    first, second = plain.format("ads", 1000, 16, 2.5, "null", 32), plain.format("b", 7, 4, 1.0, bins, 16)
-    assert (tmp_path / "t.json").read_text() == f"[\n  {{{first}}},\n  {{{second}}}\n]\n"
+    assert json.loads((tmp_path / "t.json").read_text())[0] == {**RECORD, "reuse_bins": None, "weight_bits": 32}
     columns = pq.read_schema(tmp_path / "t.parquet").names
     assert columns == [*HEADER.split(","), "reuse_bins", "weight_bits"]
     save_tables([ADS, replace(ADS, name="s", pooling="none")], tmp_path / "t.parquet")
     assert pq.read_schema(tmp_path / "t.parquet").names == [*columns, "pooling"]
-
-
-def test_lists_stand_in_csv_as_json(tmp_path: Path) -> None:
-    shared = Table("s", 9, 4, 3.0, feature_names=("a", "b,c"), feature_pooling_factors=(1.0, 2.0), is_weighted=True)
-    save_tables([ADS, shared], tmp_path / "t.csv")
-    assert (tmp_path / "t.csv").read_text().splitlines() == [
-        f"{HEADER},reuse_bins,weight_bits,is_weighted,feature_names,feature_pooling_factors",
-        "ads,1000,16,2.5,,32,,,",
-        's,9,4,3.0,,32,true,"[""a"", ""b,c""]","[1.0, 2.0]"',
-    ]
 
 
 # Forms a user may write ----------------------------------------------------------------------------------------------
@@ -230,31 +174,22 @@ def test_files_written_by_pandas(tmp_path: Path, suffix: str) -> None:
     frame = pandas.DataFrame([RECORD, {**RECORD, "name": "b", "reuse_bins": UNIFORM, "weight_bits": 16}])
     frame["num_rows"] = frame["num_rows"].astype(float)
     path = tmp_path / f"t{suffix}"
-    if suffix == ".csv":
-        frame.to_csv(path, index=False)
-    else:
-        frame.to_parquet(path)
+    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path)
     assert load_tables(path) == (ADS, Table("b", 1000, 16, 2.5, tuple(UNIFORM), 16))
 
 
-def test_a_folder_called_key_equals_value_adds_no_column(tmp_path: Path) -> None:
-    save_tables([ADS], tmp_path / "date=2024" / "t.parquet")
-    assert load_tables(tmp_path / "date=2024" / "t.parquet") == (ADS,)
-
-
-@pytest.mark.slow
-def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
-    for suffix in (".json", ".csv"):
-        save_tables([ADS], tmp_path / f"t{suffix}")
-    script = (
-        "import sys\n"
-        "for module in ('pandas', 'pyarrow', 'yaml', 'torch'): sys.modules[module] = None\n"
-        "from evenshard.tables.files import load_tables\n"
-        "assert load_tables(sys.argv[1]) == load_tables(sys.argv[2])\n"
-    )
-    paths = [str(tmp_path / f"t{suffix}") for suffix in (".json", ".csv")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", script, *paths], check=True, env=environment)
+def test_statistics_without_names_and_dims_are_numbered(tmp_path: Path) -> None:
+    """As DreamShard's data: bin_0 to bin_16, all of them zero where nothing was looked up."""
+    columns = ",".join(f"bin_{number}" for number in range(17))
+    text = f"num_rows,pooling_factor,{columns}\n10,1,0,1{',0' * 15}\n20,0,0{',0.0' * 16}\n"
+    path = write(tmp_path, "t.csv", text)
+    twice = (0.0, 1.0) + (0.0,) * 15
+    assert load_numbered_tables(path, True) == (Table("0", 10, 1, 1.0, twice), Table("1", 20, 1, 0.0))
+    with pytest.raises(BadFile, match="'embedding_dim' is missing"):
+        load_numbered_tables(path, False)
+    named = write(tmp_path, "n.json", [{**RECORD, "name": None, "table": "ads"}, {**RECORD, "name": "b"}])
+    assert [one.name for one in load_numbered_tables(named, True)] == ["ads", "b"]
+    assert load_numbered_tables(named, True)[1].embedding_dim == 16
 
 
 # What can be wrong ---------------------------------------------------------------------------------------------------
@@ -264,24 +199,14 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"num_rows": -3}, "record 2 (table 'b'): num_rows is -3"),
-        ({"num_rows": 0}, "num_rows is 0"),
         ({"num_rows": 10.5}, "num_rows is 10.5, not a whole number"),
-        ({"num_rows": 10**30}, "not a whole number from 1 to 1,125,899,906,842,624"),
-        ({"num_rows": 2**45, "embedding_dim": 64}, "more than 1,125,899,906,842,624"),
         ({"num_rows": "+-5"}, "num_rows is '+-5', not a number"),
-        ({"num_rows": "--5"}, "num_rows is '--5', not a number"),
         ({"num_rows": "9" * 5000}, "9999', not a whole number"),
-        ({"pooling_factor": 1e308}, "pooling_factor is 1e+308, not a number from 0 to 1,000,000"),
-        ({"num_rows": "many"}, "num_rows is 'many', not a number"),
         ({"num_rows": True}, "num_rows is True, not a number"),
-        ({"num_rows": [5]}, "num_rows is [5], not a number"),
         ({"num_rows": None}, "num_rows is empty"),
-        ({"embedding_dim": 0}, "embedding_dim is 0"),
-        ({"pooling_factor": -1}, "pooling_factor is -1.0, not a number from 0"),
-        ({"weight_bits": 64}, "weight_bits is 64"),
-        ({"reuse_bins": [1.0]}, "1 values, not 17"),
-        ({"reuse_bins": [0.5] * 17}, "add up to 8.5"),
-        ({"reuse_bins": [2.0, -1.0] + [0.0] * 15}, "negative"),
+        ({"pooling_factor": 1e308}, "pooling_factor is 1e+308, not a number from 0 to 1,000,000"),
+        ({"pooling_factor": float("nan")}, "'NaN' is not a valid number"),
+        ({"pooling_factor": float("-inf")}, "'-Infinity' is not a valid number"),
         ({"reuse_bins": [None] * 17}, "a share of reuse_bins is None"),
         ({"reuse_bins": 0.5}, "reuse_bins is 0.5, not a list"),
         ({"reuse_bins": "[0.5"}, "reuse_bins is '[0.5', not a JSON list"),
@@ -292,94 +217,36 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
         ({"name": "ads"}, "records 1, 2: several tables are named 'ads'"),
         ({"data_type": "fp64"}, "data_type is 'fp64', not one of fp32, fp16, bf16"),
         ({"data_type": "bf16", "weight_bits": 32}, "data_type is bf16, which has 16 bits, but weight_bits is 32"),
-        ({"data_type": 16}, "data_type is 16, not a string"),
         ({"pooling": "max"}, "pooling is 'max', not one of sum, mean, none"),
-        ({"is_weighted": "perhaps"}, "is_weighted is 'perhaps', not true or false"),
         ({"is_deduplicated": 1}, "is_deduplicated is 1, not true or false"),
-        ({"feature_names": "a"}, "feature_names is 'a', not a JSON list"),
-        ({"feature_names": [1, 2]}, "a name of feature_names is 1, not a string"),
         ({"feature_names": ["a", "a"]}, "feature_names has an empty or duplicate name"),
-        (
-            {"feature_names": ["a"], "feature_pooling_factors": [1.0, 1.5]},
-            "feature_names has 1 values, but feature_pooling_factors has 2",
-        ),
         ({"feature_pooling_factors": [1.0, 1.0]}, "feature_pooling_factors add up to 2, but pooling_factor is 2.5"),
-        (
-            {"feature_pooling_factors": [3.5, -1]},
-            "feature_pooling_factors contains a number that is -1.0, not a number from 0",
-        ),
-        ({"feature_pooling_factors": "all"}, "feature_pooling_factors is 'all', not a JSON list"),
-        ({"feature_pooling_factors": 2.5}, "feature_pooling_factors is 2.5, not a list"),
-        ({"row_shares": [0.5, 0.4]}, "row_shares are not non-negative numbers that add up to 1"),
+        ({"feature_pooling_factors": [3.5, -1]}, "feature_pooling_factors contains a number that is -1.0, not"),
         ({"row_shares": [0.5, "x"]}, "a share of row_shares is 'x', not a number"),
-        ({"row_shares": [0.5, 0.5], "num_rows": 1}, "row_shares has 2 values, not 1 to 1"),
-        ({"miss_ratios": [0.5, 0]}, "miss_ratios has 2 values, not 15"),
         ({"miss_ratios": [0.5] * 14 + ["x"]}, "a ratio of miss_ratios is 'x', not a number"),
-        ({"module": 3}, "module is 3, not a string"),
     ],
 )
-@pytest.mark.parametrize("suffix", [".json", ".yaml"])
-def test_a_wrong_value_is_named_with_its_record(
-    tmp_path: Path, suffix: str, change: dict[str, Any], words: str
-) -> None:
-    content = [RECORD, {**RECORD, "name": "b", **change}]
-    if suffix == ".json":
-        path = write(tmp_path, "t.json", content)
-    else:
-        yaml = pytest.importorskip("yaml")
-        path = write(tmp_path, "t.yaml", yaml.safe_dump(content))
-    assert words in complaint(path)
-
-
-@pytest.mark.parametrize(
-    ("suffix", "value", "words"),
-    [
-        (".yaml", "{num_rows: .nan}", "num_rows is nan, not a whole number"),
-        (".yaml", "{pooling_factor: .nan}", "pooling_factor is nan, not a number from 0"),
-        (".yaml", "{pooling_factor: .inf}", "pooling_factor is inf, not a number from 0"),
-        (".json", '{"num_rows": NaN}', "'NaN' is not a valid number"),
-        (".json", '{"pooling_factor": -Infinity}', "'-Infinity' is not a valid number"),
-    ],
-)
-def test_no_number_is_without_end(tmp_path: Path, suffix: str, value: str, words: str) -> None:
-    content = f"[{json.dumps({'name': 'b', **RECORD})[:-1]}, {value[1:]}]".replace('"num_rows": 1000, ', "", 1)
-    if "pooling" in value:
-        content = content.replace('"pooling_factor": 2.5, ', '"num_rows": 1000, ', 1)
-    assert words in complaint(write(tmp_path, f"t{suffix}", content))
-
-
-@pytest.mark.parametrize("column", ["name", "num_rows", "embedding_dim", "pooling_factor"])
-def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
-    record = {key: value for key, value in RECORD.items() if key != column}
-    assert f"column '{column}' is missing" in complaint(write(tmp_path, "t.json", [record]))
+def test_a_wrong_value_is_named_with_its_record(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    assert words in complaint(write(tmp_path, "t.json", [RECORD, {**RECORD, "name": "b", **change}]))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
         ("t.json", "", "contains no table"),
-        ("t.json", "[]", "contains no table"),
         ("t.json", '[{"name": "ads", "num', "is not JSON"),
-        ("t.json", "3", "is neither a list"),
         ("t.json", '{"table": []}', "is neither a list"),
         ("t.json", "[3]", "record 1: is 3, not a record"),
+        ("t.yaml", HEADED + "num_rows: .nan}", "num_rows is nan, not a whole number"),
+        ("t.yaml", HEADED + "num_rows: 5, pooling_factor: .inf}", "pooling_factor is inf, not a number from 0"),
         ("t.json", "[" * 100_000, "nested too deep"),
-        ("t.yaml", "", "contains no table"),
-        ("t.yaml", "tables:\n", "contains no table"),
-        ("t.yaml", "- {name: ads\n- b", "not readable as YAML"),
         ("t.yaml", "- !!python/object:os.system {}", "not readable as YAML"),
-        ("t.yaml", "- !!bool perhaps", "not readable as YAML"),
-        ("t.yaml", "- !!timestamp perhaps", "not readable as YAML"),
-        ("t.csv", "", "contains no table"),
         ("t.csv", HEADER + "\n", "contains no table"),
         ("t.csv", HEADER + "\nads,1000,16\n", "record 1: has fewer fields than the header's 4"),
         ("t.csv", HEADER + "\nads,1000,16,1\nb,1,2,3,4\n", "record 2: has more fields than the header's 4"),
         ("t.csv", HEADER + ',weight_bits\n"ads,1000\n', "is not CSV"),
         ("t.csv", HEADER + ",name\nads,1,2,3,b\n", "'name' appears twice in the header"),
-        ("t.csv", "ads,1000,16,1\nb,1000,16,1\n", "record 1: column 'name' is missing"),
-        ("t.csv", HEADER + "\nads,,16,1\n", "record 1 (table 'ads'): num_rows is empty"),
         ("t.csv", HEADER + "\nads,1000,16,nan\n", "pooling_factor is nan"),
-        ("t.parquet", "", "is not valid Parquet"),
         ("t.parquet", "PAR1 and nothing more", "is not valid Parquet"),
         ("t.txt", "ads", "unknown suffix '.txt'. Use one of .yaml, .yml, .json, .csv, .parquet"),
         ("tables", "ads", "unknown suffix ''"),
@@ -389,60 +256,36 @@ def test_a_broken_file_is_one_clear_line(tmp_path: Path, name: str, text: str, w
     assert words in complaint(write(tmp_path, name, text))
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_missing_files_and_folders_are_told_apart(tmp_path: Path, suffix: str) -> None:
-    assert "no such file" in complaint(tmp_path / f"absent{suffix}")
-    (tmp_path / f"folder{suffix}").mkdir()
-    assert "is not a file" in complaint(tmp_path / f"folder{suffix}")
-
-
-@pytest.mark.parametrize("suffix", [".yaml", ".json", ".csv"])
-def test_text_in_another_encoding_is_refused(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"t{suffix}"
-    path.write_bytes("naïve".encode("latin-1"))
-    assert "is not UTF-8" in complaint(path)
-
-
-def test_a_parquet_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    save_tables([ADS, Table("b", 7, 4, 1.0)], tmp_path / "whole.parquet")
-    whole = (tmp_path / "whole.parquet").read_bytes()
-    for length in range(0, len(whole), 97):
-        (tmp_path / "cut.parquet").write_bytes(whole[:length])
-        assert "is not valid Parquet" in complaint(tmp_path / "cut.parquet")
+def test_missing_files_folders_and_other_encodings(tmp_path: Path) -> None:
+    assert "no such file" in complaint(tmp_path / "absent.csv")
+    (tmp_path / "folder.csv").mkdir()
+    assert "is not a file" in complaint(tmp_path / "folder.csv")
+    for suffix in (".yaml", ".json", ".csv"):
+        (tmp_path / f"t{suffix}").write_bytes("naïve".encode("latin-1"))
+        assert "is not UTF-8" in complaint(tmp_path / f"t{suffix}")
 
 
 # Too much of it ------------------------------------------------------------------------------------------------------
 
 
-def test_a_parquet_file_has_a_limit_of_tables_and_of_values(tmp_path: Path) -> None:
-    path = tmp_path / "large.parquet"
-    columns = {"num_rows": [5], "embedding_dim": [4], "pooling_factor": [1.0]}
-
-    def complaint_of(num_rows: int, **more: Any) -> str:
-        names = pa.array([f"t{number}" for number in range(num_rows)])
-        repeated = {name: pa.array(value * num_rows) for name, value in columns.items()}
-        pq.write_table(pa.table({"name": names, **repeated, **more}), path)
-        assert path.stat().st_size < 2**21
-        return complaint(path)
-
-    assert "contains 100,001 tables, more than 100,000" in complaint_of(100_001)
-    long_list = pa.array([np.zeros(5_000_000)], pa.list_(pa.float64()))
-    assert "contains more than 4,000,000 values" in complaint_of(1, reuse_bins=long_list)
-
-
-def test_what_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
-    names = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
-    for name in (names, pa.array([2**60], pa.timestamp("ms"))):
-        table = pa.table({"name": name, "num_rows": [5], "embedding_dim": [4], "pooling_factor": [1.0]})
-        pq.write_table(table, tmp_path / "t.parquet")
-        assert "is not valid Parquet" in complaint(tmp_path / "t.parquet")
-
-
-def test_too_many_tables_and_too_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "".join(f"t{number},5,4,1\n" for number in range(100_001))
-    assert "contains more than 100,000 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{lines}"))
-    assert "column 'a1000'" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + ",a1000\n"))
+def test_too_many_tables_values_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenshard.tables.formats.MAX_TABLES", 3)
+    monkeypatch.setattr("evenshard.tables.files.MAX_TABLES", 3)
+    monkeypatch.setattr("evenshard.tables.formats.MAX_VALUES", 5_000)
     monkeypatch.setattr("evenshard.base.documents.MAX_TEXT_BYTES", 2**20)
+
+    def parquet(num_rows: int, **more: Any) -> Path:
+        names = pa.array([f"t{number}" for number in range(num_rows)])
+        columns = {name: [5] * num_rows for name in ("num_rows", "embedding_dim", "pooling_factor")}
+        pq.write_table(pa.table({"name": names, **columns, **more}), tmp_path / "t.parquet")
+        return tmp_path / "t.parquet"
+
+    csv = "".join(f"t{number},5,4,1\n" for number in range(4))
+    assert len(load_tables(parquet(3))) == len(load_tables(write(tmp_path, "t.csv", f"{HEADER}\n{csv[:-9]}"))) == 3
+    assert "contains 4 tables, more than 3" in complaint(parquet(4))
+    assert "contains more than 3 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{csv}"))
+    long_list = pa.array([np.zeros(6_000)], pa.list_(pa.float64()))
+    assert "contains more than 5,000 values" in complaint(parquet(1, reuse_bins=long_list))
     for suffix in (".csv", ".json", ".yaml"):
         assert "it is larger than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))
 

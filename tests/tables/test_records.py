@@ -1,20 +1,29 @@
-"""Columns of table files as their authors call them: aliases, names that are mapped, and extra ones."""
+"""Columns of table files as their authors call them, names that are mapped, and TorchRec's configurations as JSON."""
 
 from __future__ import annotations
 
 import json
-import logging
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 from evenshard.base.errors import BadConfig, BadFile, BadRecords
-from evenshard.cli import main
 from evenshard.tables.files import load_tables, load_tables_with_assumptions, tables_of_records
-from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, BadRecord, ColumnNames, close_column
+from evenshard.tables.records import (
+    COLUMN_ALIASES,
+    KNOWN_COLUMNS,
+    UNUSED_FIELDS,
+    BadRecord,
+    ColumnNames,
+    close_column,
+    is_config,
+    list_unused_fields,
+)
 from evenshard.tables.table import Table
+from evenshard.torchrec import tables_of
 
 ADS = Table("ads", 1000, 16, 2.5)
 
@@ -32,6 +41,7 @@ def ours(record: dict[Any, Any], **given: str) -> tuple[dict[Any, Any], list[str
         {"table_name": "ads", "num_embeddings": 1000, "embedding_dim": 16, "pooling": 2.5},
         {"table": "ads", "rows": "1000", "dim": "16", "pooling": "2.5"},
         {"name": "ads", "rows": 1000, "num_rows": None, "dim": 16, "pooling_factor": 2.5},  # a blank one says nothing
+        {"name": "ads", "num_rows": None, "rows": 1000, "dim": 16, "pooling_factor": 2.5},
         {"name": "ads", "rows": 1000, "num_rows": 1000, "dim": 16, "pooling_factor": 2.5},  # the same twice
     ],
 )
@@ -82,17 +92,7 @@ def test_extra_columns_are_named_once_with_what_they_may_mean(tmp_path: Path) ->
     assert load_tables(path, {"poolingfactor": "pooling_factor"})[0] == ADS
 
 
-def test_the_loop_names_extra_columns_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps([{**asdict(ADS), "owner": "x"}]))
-    with caplog.at_level(logging.WARNING):
-        assert load_tables(path) == (ADS,)
-    assert "1 column is not used: 'owner'" in caplog.text
-    with pytest.raises(BadConfig, match=r"columns renames 'ownr', which is not a column of .*t.json"):
-        load_tables(path, {"ownr": ""})
-
-
-def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("name,num_rows,dim,weight_bits\na,many,0,31\na,10,8,64\n,10,8,\n")
     with pytest.raises(BadRecords) as caught:
@@ -107,17 +107,17 @@ def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path, capsys: pyt
     ]
     assert caught.value.lines == (f"{path}: 6 problems", *expected)
     assert "\n" not in str(caught.value) and all(line.rstrip(".") in str(caught.value) for line in expected)
-    assert main(["place", str(path), "--devices", "2", "--hardware", "simulated:h100"]) == 2
-    assert capsys.readouterr().err == f"evenshard place: {path}: 6 problems\n  " + "\n  ".join(expected) + "\n"
 
 
-def test_the_same_problem_of_many_records_is_one_and_many_problems_are_cut(tmp_path: Path) -> None:
-    records = [{"name": f"t{number}", "emb_dim": 8, "num_rows": 10} for number in range(50)]
-    with pytest.raises(BadFile, match=r"all 50 records: column 'embedding_dim' is missing.*--columns emb_dim="):
+def test_a_problem_of_many_records_is_one_and_many_problems_are_cut() -> None:
+    records: list[dict[str, Any]] = [{"name": f"t{number}", "num_rows": "x", "dim": 4} for number in range(30)]
+    with pytest.raises(BadFile, match="all 30 records: num_rows is 'x'"):
         tables_of_records(records, 1.0)
-    wrong = [{"name": f"t{number}", "dim": 8, "rows": -number} for number in range(50)]
+    records[0]["num_rows"] = 10
+    with pytest.raises(BadFile, match=r"records 2, 3, .*, 13 and 17 more: num_rows is 'x'"):
+        tables_of_records(records, 1.0)
     with pytest.raises(BadRecords) as caught:
-        tables_of_records(wrong, 1.0)
+        tables_of_records([{"name": f"t{number}", "dim": 8, "rows": -number} for number in range(50)], 1.0)
     assert len(caught.value.lines) == 22
     assert caught.value.lines[0] == "tables: 50 problems" and caught.value.lines[-1] == "And 30 more."
 
@@ -134,7 +134,7 @@ def test_a_close_name_is_found_whatever_its_underscores() -> None:
     assert close_column("owner", KNOWN_COLUMNS) is None
 
 
-def test_a_missing_column_names_those_that_it_may_be(tmp_path: Path) -> None:
+def test_a_missing_column_names_those_that_it_may_be() -> None:
     with pytest.raises(BadRecords) as caught:
         tables_of_records([{"NAME": "ads", "Num_Rows": 10, "embedding_dim": 4}], 1.0)
     assert caught.value.lines[1:] == (
@@ -148,17 +148,6 @@ def test_a_missing_column_names_those_that_it_may_be(tmp_path: Path) -> None:
         tables_of_records([{"name": "ads", "card": 10, "embedding_dim": 4}], 1.0, {"cardinality": "num_rows"})
 
 
-def test_many_records_with_one_problem_are_counted() -> None:
-    records = [{"name": f"t{number}", "num_rows": 10, "embedding_dim": 4} for number in range(30)]
-    for record in records[1:]:
-        record["num_rows"] = "x"
-    with pytest.raises(BadFile, match=r"records 2, 3, .*, 13 and 17 more: num_rows is 'x'"):
-        tables_of_records(records, 1.0)
-    records[0]["num_rows"] = "x"
-    with pytest.raises(BadFile, match="all 30 records: num_rows is 'x'"):
-        tables_of_records(records, 1.0)
-
-
 @pytest.mark.parametrize("mark", ",;\t|")
 def test_columns_are_separated_as_the_header_says(tmp_path: Path, mark: str) -> None:
     lines = (("name", "num_rows", "embedding_dim", "pooling_factor"), ("ads", '"1,000,000"', "4", "2.5"))
@@ -166,7 +155,42 @@ def test_columns_are_separated_as_the_header_says(tmp_path: Path, mark: str) -> 
     assert load_tables(tmp_path / "t.csv") == (Table("ads", 1_000_000, 4, 2.5),)
 
 
-@pytest.mark.parametrize("text", ["1,00", "1,0000", ",100", "1.000.000", "1,000.5", "1M", "1000,000"])
-def test_other_commas_are_no_thousands(text: str) -> None:
-    with pytest.raises(BadFile, match=r"num_rows is '.*', not a (whole )?number"):
-        tables_of_records([{"name": "ads", "num_rows": text, "embedding_dim": 4}], 1.0)
+def test_other_commas_are_no_thousands() -> None:
+    for text in ("1,00", "1,0000", ",100", "1.000.000", "1,000.5", "1M", "1000,000"):
+        with pytest.raises(BadFile, match=r"num_rows is '.*', not a (whole )?number"):
+            tables_of_records([{"name": "ads", "num_rows": text, "embedding_dim": 4}], 1.0)
+
+
+# TorchRec's configurations -------------------------------------------------------------------------------------------
+
+BAGS = [
+    EmbeddingBagConfig(
+        name="clicks", num_embeddings=800_000, embedding_dim=32, feature_names=["seen", "bought"],
+        data_type=DataType.FP16, pooling=PoolingType.MEAN, need_pos=True,
+    ),
+    EmbeddingBagConfig(name="user", num_embeddings=5000, embedding_dim=64, feature_names=["id"],
+        data_type=DataType.UINT8),
+]  # fmt: skip
+HISTORY = EmbeddingConfig(name="history", num_embeddings=900, embedding_dim=16, feature_names=["items"])
+
+
+def test_json_of_configurations_gives_the_tables_of_the_configurations(tmp_path: Path) -> None:
+    path = tmp_path / "configs.json"
+    path.write_text(json.dumps([asdict(one) for one in [*BAGS, HISTORY]], default=str))
+    found = load_tables_with_assumptions(path, 2.0)
+    of_configs = (*tables_of(BAGS, default_pooling_factor=2.0), *tables_of([HISTORY], default_pooling_factor=2.0))
+    assert found.tables == tuple(replace(one, data_type=one.dtype) for one in of_configs)
+    assert [one.pooling for one in found.tables] == ["mean", "sum", "none"]
+    assert [(one.dtype, one.weight_bits) for one in found.tables] == [("fp16", 16), ("int8", 8), ("fp32", 32)]
+    assert found.notes == (), "fields of TorchRec that are not set are not named"
+    said = {(one.table, one.column): one.text for one in found.assumptions}
+    assert said["clicks", "need_pos"] == "ignored: position weights are not timed"
+    assert said["history", "pooling"].startswith("none, because the record has TorchRec's fields")
+    assert not {column for _, column in said} & {"init_fn", "use_virtual_table", "input_dim"}
+    assert tables_of_records([asdict(one) for one in [*BAGS, HISTORY]], 2.0).tables == found.tables
+
+
+def test_a_table_of_ours_is_no_configuration() -> None:
+    assert not is_config({"name": "a", "num_embeddings": 5, "embedding_dim": 4})
+    assert is_config(asdict(HISTORY)) and list(list_unused_fields("a", {"name": "a"})) == []
+    assert set(UNUSED_FIELDS) <= {one.name for one in fields(EmbeddingBagConfig)} | {"stash_weights"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.tables.reuse import (
@@ -36,23 +36,14 @@ def num_unique(bins: ReuseBins, num_lookups: float) -> float:
 # Counting ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "position"),
-    [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (16384, 14), (32768, 15), (32769, 16), (10**9, 16)],
-)
-def test_a_power_of_two_is_the_last_count_of_its_bin(count: int, position: int) -> None:
-    assert reuse_bins_of_counts(np.array([count])) == one_hot(position)
+def test_a_power_of_two_is_the_last_count_of_its_bin() -> None:
+    for count, position in ((1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (32768, 15), (32769, 16), (10**9, 16)):
+        assert reuse_bins_of_counts(np.array([count])) == one_hot(position), count
 
 
 def test_shares_are_of_unique_indices_not_of_lookups() -> None:
     bins = reuse_bins_of_counts(np.array([1, 1, 1, 100]))
     assert bins[0] == 0.75 and bins[7] == 0.25 and sum(bins) == 1
-
-
-def test_torch_counts_and_numpy_counts_agree_and_zeros_do_not_count() -> None:
-    counts = np.array([[0, 1, 2], [0, 5, 40_000]])
-    for array in (counts, torch.from_numpy(counts), torch.from_numpy(counts).int()):
-        assert reuse_bins_of_counts(array) == reuse_bins_of_counts(np.array([1, 2, 5, 40_000]))
 
 
 @pytest.mark.parametrize(("counts", "words"), [([], "no index"), ([0, 0], "no index"), ([3, -1], "-1 times")])
@@ -94,12 +85,9 @@ def test_a_table_with_room_keeps_the_published_histogram() -> None:
     np.testing.assert_allclose(feasible_reuse_bins(10**7, 10**6), DLRM_2021_REUSE, rtol=1e-12)
 
 
-@pytest.mark.parametrize("num_lookups", [0, 1e-6, 0.5, 1, 1.9])
-def test_fewer_than_two_lookups_cannot_repeat(num_lookups: float) -> None:
-    assert feasible_reuse_bins(5, num_lookups) == one_hot(0)
-
-
 def test_a_count_above_all_the_lookups_is_impossible() -> None:
+    for num_lookups in (0, 0.5, 1.9):
+        assert feasible_reuse_bins(5, num_lookups) == one_hot(0)
     bins = feasible_reuse_bins(10**6, 8)
     assert bins[3] > 0 and sum(bins[4:]) == 0
     assert sum(feasible_reuse_bins(10**6, 9)[5:]) == 0 < feasible_reuse_bins(10**6, 9)[4]
@@ -127,11 +115,7 @@ def test_a_base_that_is_impossible_gives_the_most_reuse_there_can_be() -> None:
     assert feasible_reuse_bins(10**6, 10, base=one_hot(16)) == one_hot(4)  # 9..16
 
 
-def test_tilt_up_means_more_reuse() -> None:
-    means = [BIN_MEAN_COUNTS @ np.array(feasible_reuse_bins(10**7, 10**6, tilt)) for tilt in (-0.5, 0.0, 0.5)]
-    assert means[0] < means[1] < means[2]
-
-
+@settings(max_examples=40)
 @given(
     num_rows=st.integers(1, 10**9),
     num_lookups=st.floats(0, 1e9),
@@ -160,9 +144,9 @@ def test_power_law_of_two_rows_by_hand() -> None:
     np.testing.assert_allclose(power_law_reuse_bins(2, 3, 1.0)[:3], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 1.05, 2.0])
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
 def test_power_law_matches_drawn_lookups(alpha: float) -> None:
-    num_rows, num_lookups = 30_000, 400_000
+    num_rows, num_lookups = 10_000, 150_000
     weights = np.arange(1, num_rows + 1) ** -alpha
     counts = np.random.default_rng(0).multinomial(num_lookups, weights / weights.sum())
     drawn = reuse_bins_of_counts(counts)
@@ -170,29 +154,23 @@ def test_power_law_matches_drawn_lookups(alpha: float) -> None:
     np.testing.assert_allclose(power_law_reuse_bins(num_rows, num_lookups, alpha), drawn, atol=error)
 
 
-@pytest.mark.parametrize("num_lookups", [1, 1_000_000])
+@pytest.mark.parametrize("num_lookups", [1, 200_000])
 def test_power_law_in_blocks_of_ranks_agrees_with_rank_by_rank(num_lookups: int) -> None:
-    weights = np.arange(1, 100_001) ** -1.05
+    weights = np.arange(1, 20_001) ** -1.05
     rates = torch.from_numpy(num_lookups * weights / weights.sum())[:, None]
     at_least = torch.special.gammainc(torch.tensor([MIN_COUNT_OF_BIN], dtype=torch.float64), rates).sum(dim=0).numpy()
     expected = -np.diff(at_least, append=0.0) / at_least[0]
-    np.testing.assert_allclose(power_law_reuse_bins(100_000, num_lookups, 1.05), expected, rtol=1e-4, atol=1e-9)
-
-
-def test_power_law_near_alpha_one_is_continuous() -> None:
-    exact = power_law_reuse_bins(10**6, 10**6, 1.0)
-    np.testing.assert_allclose(power_law_reuse_bins(10**6, 10**6, 1 + 1e-9), exact, atol=1e-8)
+    np.testing.assert_allclose(power_law_reuse_bins(20_000, num_lookups, 1.05), expected, rtol=1e-4, atol=1e-9)
 
 
 def test_power_law_edges() -> None:
     assert power_law_reuse_bins(10, 0, 1.05) == one_hot(0)
     assert power_law_reuse_bins(1, 10**6, 1.05) == one_hot(16)
     assert power_law_reuse_bins(10**9, 1e-3, 1.05)[0] == pytest.approx(1, abs=1e-3)
-
-
-def test_power_law_of_two_billion_rows() -> None:
     bins = power_law_reuse_bins(2_000_000_000, 65_536 * 301, 1.05)
     assert sum(bins) == pytest.approx(1) and bins[0] > bins[1] > bins[2]
+    exact = power_law_reuse_bins(10**6, 10**6, 1.0)
+    np.testing.assert_allclose(power_law_reuse_bins(10**6, 10**6, 1 + 1e-9), exact, atol=1e-8)
 
 
 # Parts of a batch ----------------------------------------------------------------------------------------------------
@@ -210,8 +188,7 @@ def counted(kind: str) -> np.ndarray:
     return counts[counts > 0]
 
 
-@pytest.mark.parametrize("share", [1 / 2, 1 / 8, 1 / 64])
-@pytest.mark.parametrize("kind", ["once", "even", "hot", "some hotter"])
+@pytest.mark.parametrize(("kind", "share"), [("once", 1 / 8), ("even", 1 / 2), ("hot", 1 / 8), ("some hotter", 1 / 64)])
 def test_a_thinned_histogram_is_that_of_a_real_part_of_the_lookups(kind: str, share: float) -> None:
     """At most 2.5 % of the indices in another bin than where a draw puts them."""
     counts = counted(kind)
@@ -222,23 +199,18 @@ def test_a_thinned_histogram_is_that_of_a_real_part_of_the_lookups(kind: str, sh
     assert np.abs(thinned - expected).sum() / 2 < 0.025
 
 
-def test_a_part_of_all_lookups_is_the_whole() -> None:
-    assert thin_reuse_bins(DLRM_2021_REUSE, 1.0) == DLRM_2021_REUSE
-
-
 def test_thinning_by_hand() -> None:
     """Two lookups of an index: both in a half with 1/4, one with 1/2."""
     np.testing.assert_allclose(thin_reuse_bins(one_hot(1), 0.5)[:3], (2 / 3, 1 / 3, 0), atol=1e-12)
+    assert thin_reuse_bins(DLRM_2021_REUSE, 1.0) == DLRM_2021_REUSE
+    # 513 to 1024 lookups, as often as 1 / count**2: Poisson variables of 1 to 2 in a 512th of them.
+    rates = np.arange(513, 1025) / 512
+    parts = (rates * np.exp(-rates), rates**2 / 2 * np.exp(-rates), -np.expm1(-rates))
+    once, twice, seen = (rates**-2 @ part for part in parts)
+    np.testing.assert_allclose(thin_reuse_bins(one_hot(10), 1 / 512)[:2], (once / seen, twice / seen), atol=2e-3)
 
 
-def test_thinning_twice_is_thinning_by_both() -> None:
-    twice = thin_reuse_bins(thin_reuse_bins(DLRM_2021_REUSE, 0.25), 0.5)
-    np.testing.assert_allclose(twice, thin_reuse_bins(DLRM_2021_REUSE, 0.125), atol=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_devices", [1, 2, 8, 64])
-@pytest.mark.parametrize("kind", ["once", "even", "hot"])
+@pytest.mark.parametrize(("kind", "num_devices"), [("hot", 1), ("even", 2), ("hot", 8), ("once", 64)])
 def test_deduplication_leaves_what_a_real_one_leaves(kind: str, num_devices: int) -> None:
     """Every lookup dealt to a device; each device sends the indices that it has."""
     counts = counted(kind)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import pty
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -21,11 +17,10 @@ from evenshard.tables.assumptions import Assumption, TableSet, assume_reuse_bins
 from evenshard.tables.files import save_tables
 from evenshard.tables.sources import (
     SourceKind,
-    catalog_names,
-    complete_tables,
     kind_of_source,
     load_catalog,
     tables_from,
+    tables_in_python,
     with_weight_bits,
 )
 from evenshard.tables.table import Table
@@ -41,7 +36,6 @@ from support.traffic_builders import (
     write_parquet,
 )
 
-LARGE_SETS = ("nvidia_large", "nvidia_jumbo", "nvidia_colossal")  # groups as in nvidia_tiny, only more
 DEFAULT = "1, the default, since the file gives none"
 AS_GIVEN = "as given, since the sample lacks the table"
 ADS = {"name": "ads", "num_rows": 8, "embedding_dim": 16}
@@ -66,31 +60,16 @@ def refused(source: str | Path, **options: Any) -> str:
 # Which source is what -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("source", "kind"),
-    [
-        ("mlperf_dlrm_v2", SourceKind.CATALOG),
-        ("t.yaml", SourceKind.TABLE_FILE),
-        ("t.yml", SourceKind.TABLE_FILE),
-        ("a/t.json", SourceKind.TABLE_FILE),
-        ("t.CSV", SourceKind.TABLE_FILE),
-        ("t.parquet", SourceKind.TABLE_FILE),
-        ("b.pt", SourceKind.BATCH_FILE),
-        ("b.pt.gz", SourceKind.BATCH_FILE),
-        ("t.txt", None),
-        ("t.gz", None),
-        ("mlperf", None),
-        ("", None),
-    ],
-)
-def test_a_name_tells_the_kind(source: str, kind: SourceKind | None) -> None:
-    assert kind_of_source(source) is kind
-    if source:
-        assert kind_of_source(Path(source)) is kind
-
-
-def test_a_folder_is_traffic_whatever_it_is_called(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path / "sample.parquet", TRAFFIC)  # as Spark does
+def test_a_name_tells_the_kind(tmp_path: Path) -> None:
+    kinds = {
+        SourceKind.CATALOG: ["mlperf_dlrm_v2"],
+        SourceKind.TABLE_FILE: ["t.yaml", "a/t.json", "t.CSV", "t.parquet"],
+        SourceKind.BATCH_FILE: ["b.pt", "b.pt.gz"],
+        None: ["t.txt", "t.gz", "mlperf", ""],
+    }
+    for kind, names in kinds.items():
+        assert [kind_of_source(name) for name in names] == [kind] * len(names)
+    source = write_parquet(tmp_path / "sample.parquet", TRAFFIC)  # a folder, as Spark's
     assert kind_of_source(source) is SourceKind.TRAFFIC_FOLDER
     assert len(tables_from(source, 2, embedding_dim=8).tables) == 2
 
@@ -98,33 +77,27 @@ def test_a_folder_is_traffic_whatever_it_is_called(tmp_path: Path) -> None:
 # A table file alone ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json", ".csv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_table_file_and_what_it_leaves_out(tmp_path: Path, suffix: str) -> None:
     tables = (Table("ads", 8, 16, 2.5), Table("user", 6, 32, 1.0, bins(0.5, 0.5), 16))
     save_tables(tables, tmp_path / f"t{suffix}")
     assert tables_from(tmp_path / f"t{suffix}", 2) == TableSet(tables, (assume_reuse_bins("ads"),))
 
 
-def test_a_missing_pooling_factor_takes_the_default(tmp_path: Path) -> None:
+def test_a_missing_pooling_factor_takes_the_default_and_a_named_precision_is_no_assumption(tmp_path: Path) -> None:
     path = write_records(tmp_path, ADS, USER)
     found = tables_from(path, 2)
     assert [one.pooling_factor for one in found.tables] == [1.0, 1.0]
     assert found.assumptions == (
         Assumption("ads", "pooling_factor", DEFAULT),
-        Assumption("ads", "reuse_bins", "DLRM 2021 index reuse, rescaled per table"),
-        Assumption("ads", "weight_bits", "32, the default"),
+        assume_reuse_bins("ads"),
+        assume_weight_bits("ads", 32),
         Assumption("user", "pooling_factor", DEFAULT),
         assume_reuse_bins("user"),
     )
-    assert tables_from(path, 2, default_pooling_factor=7.5).tables[0].pooling_factor == 7.5
-
-
-def test_weight_bits_override_every_table_and_are_no_assumption(tmp_path: Path) -> None:
-    found = tables_from(write_records(tmp_path, ADS, USER), 2, weight_bits=8)
-    assert [one.weight_bits for one in found.tables] == [8, 8]
-    assert {one.column for one in found.assumptions} == {"pooling_factor", "reuse_bins"}
-    with pytest.raises(BadConfig, match="weight_bits is 5"):
-        with_weight_bits(found, 5)
+    other = tables_from(path, 2, weight_bits=8, default_pooling_factor=7.5)
+    assert [(one.pooling_factor, one.weight_bits) for one in other.tables] == [(7.5, 8)] * 2
+    assert {one.column for one in other.assumptions} == {"pooling_factor", "reuse_bins"}
 
 
 def test_another_precision_keeps_a_data_type_of_so_many_bits() -> None:
@@ -142,22 +115,13 @@ def test_tables_made_in_python_can_only_lack_a_histogram() -> None:
 # Public sets ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in catalog_names() if name not in LARGE_SETS])
-def test_every_public_set(name: str) -> None:
-    found = tables_from(name, 65_536)
-    assert found.tables == load_catalog(name, 65_536)
-    # NVIDIA's sets publish the power law of their lookups; a precision is not published.
-    columns = ["weight_bits"] if name.startswith("nvidia") else ["reuse_bins", "weight_bits"]
-    assert [(one.table, one.column) for one in found.assumptions] == [
-        (t.name, c) for t in found.tables for c in columns
-    ]
-
-
-def test_a_public_set_in_another_dim_and_precision() -> None:
-    found = tables_from("criteo_kaggle", 1024, embedding_dim=64, weight_bits=16)
-    assert {(one.embedding_dim, one.weight_bits) for one in found.tables} == {(64, 16)}
-    assert {one.column for one in found.assumptions} == {"reuse_bins"}
-    assert "publishes an embedding dim for each table" in refused("nvidia_tiny", embedding_dim=64)
+def test_what_public_sets_assume() -> None:
+    """NVIDIA's sets publish the power law of their lookups; a precision is not published."""
+    for name, columns in (("nvidia_tiny", ["weight_bits"]), ("criteo_kaggle", ["reuse_bins", "weight_bits"])):
+        found = tables_from(name, 65_536)
+        assert found.tables == load_catalog(name, 65_536)
+        expected = [(table.name, column) for table in found.tables for column in columns]
+        assert [(one.table, one.column) for one in found.assumptions] == expected
 
 
 def test_traffic_of_a_public_set(tmp_path: Path) -> None:
@@ -175,7 +139,7 @@ def test_traffic_of_a_public_set(tmp_path: Path) -> None:
 # Traffic alone --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["parquet", "keyed", "dlrm", "batch.pt", "batch.pt.gz"])
+@pytest.mark.parametrize("kind", ["parquet", "keyed", "batch.pt.gz"])
 def test_traffic_alone(tmp_path: Path, kind: str) -> None:
     source = tmp_path / kind
     if kind == "parquet":
@@ -183,11 +147,8 @@ def test_traffic_alone(tmp_path: Path, kind: str) -> None:
     elif kind == "keyed":
         write_batches(source, TRAFFIC, 3)
     else:
-        path = source if kind.startswith("batch") else source / "a.pt"
-        path.parent.mkdir(exist_ok=True)
-        torch.save(dlrm(TRAFFIC), path)
-        if kind.endswith(".gz"):
-            path.write_bytes(gzip.compress(path.read_bytes()))
+        torch.save(dlrm(TRAFFIC), tmp_path / "a.pt")
+        source.write_bytes(gzip.compress((tmp_path / "a.pt").read_bytes()))
     found = tables_from(source, 2, embedding_dim=8, weight_bits=16)
     ads, user = ("ads", "user") if kind in ("parquet", "keyed") else ("t000", "t001")
     assert found == TableSet(
@@ -211,20 +172,14 @@ def test_traffic_alone_needs_the_dims(tmp_path: Path) -> None:
 # A table file and traffic ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", [write_parquet, write_batches])
-def test_traffic_tells_what_the_file_does_not(tmp_path: Path, write: Any) -> None:
-    traffic = write(tmp_path / "traffic", TRAFFIC)
+def test_traffic_tells_what_the_file_does_not(tmp_path: Path) -> None:
+    (traffic,) = write_parquet(tmp_path / "traffic", TRAFFIC).iterdir()  # a file, not its folder
     found = tables_from(write_records(tmp_path, USER, ADS), 2, traffic=traffic)
     assert found.tables == (
         Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS, miss_ratios=USER_MISSES),
         Table("ads", 8, 16, 1.5, bins(4 / 5, 1 / 5), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES),
     )
     assert found.assumptions == (assume_weight_bits("ads", 32),)
-
-
-def test_traffic_may_be_one_parquet_file(tmp_path: Path) -> None:
-    (path,) = write_parquet(tmp_path / "traffic", TRAFFIC).iterdir()
-    assert tables_from(write_records(tmp_path, ADS), 2, traffic=path).tables[0].pooling_factor == 1.5
 
 
 def test_traffic_wins_over_the_file(tmp_path: Path) -> None:
@@ -258,27 +213,15 @@ def test_a_table_without_traffic_keeps_what_the_file_gives_or_takes_the_default(
     )
 
 
-def test_a_table_that_the_traffic_never_reads(tmp_path: Path) -> None:
-    traffic = write_parquet(tmp_path / "traffic", {"item": [[], []]})
-    found = tables_from(write_records(tmp_path, ITEM), 2, traffic=traffic)
-    assert found.tables == (Table("item", 5, 4, 0.0, None, 16),)
-    assert found.assumptions == (Assumption("item", "reuse_bins", "none, since no row was looked up"),)
-
-
-def test_fewer_samples_than_a_batch_are_said_to_be_assumed(tmp_path: Path) -> None:
-    traffic = write_parquet(tmp_path / "traffic", TRAFFIC)
-    found = tables_from(write_records(tmp_path, ADS), 64, traffic=traffic)
-    assert [(one.column, one.text[:18]) for one in found.assumptions] == [
-        ("reuse_bins", "counted over 4 sam"),
-        ("weight_bits", "32, the default"),
+def test_fewer_samples_than_a_batch_and_a_table_that_is_never_read(tmp_path: Path) -> None:
+    traffic = write_parquet(tmp_path / "traffic", {**TRAFFIC, "item": [[]] * 4})
+    found = tables_from(write_records(tmp_path, ADS, ITEM), 64, traffic=traffic)
+    assert found.tables[1] == Table("item", 5, 4, 0.0, None, 16)
+    assert [(one.table, one.column, one.text[:18]) for one in found.assumptions] == [
+        ("ads", "reuse_bins", "counted over 4 sam"),
+        ("ads", "weight_bits", "32, the default"),
+        ("item", "reuse_bins", "none, since no row"),
     ]
-
-
-def test_traffic_for_tables_made_in_python(tmp_path: Path) -> None:
-    ads, item = Table("ads", 8, 4, 9.0), Table("item", 8, 4, 3.0)
-    found = complete_tables(TableSet.of([ads, item]), 2, write_parquet(tmp_path, TRAFFIC))
-    assert found.tables == (Table("ads", 8, 4, 1.5, bins(0.8, 0.2), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES), item)
-    assert found.assumptions == (Assumption("item", "pooling_factor", AS_GIVEN), assume_reuse_bins("item"))
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -287,7 +230,6 @@ def test_traffic_for_tables_made_in_python(tmp_path: Path) -> None:
 def test_senseless_settings_are_refused(tmp_path: Path) -> None:
     path, traffic = write_records(tmp_path, ADS), write_parquet(tmp_path / "traffic", TRAFFIC)
     assert "batch_size is 0" in refused(path, batch_size=0)
-    assert "weight_bits is 5. Choose one of (4, 8, 16, 32)" in refused(path, weight_bits=5)
     assert "weight_bits is 5" in refused(path, weight_bits=5, traffic=tmp_path / "absent")  # before a sample is read
     assert "Leave embedding_dim (8) out" in refused(path, embedding_dim=8)
     assert "is a sample of traffic itself. Leave traffic" in refused(traffic, traffic=traffic, embedding_dim=8)
@@ -307,15 +249,10 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and nothing more")
     assert "is not valid Parquet" in refused(tmp_path / "t.parquet")
     assert "t.json: is neither a .parquet nor a .pt file" in refused(tmp_path, embedding_dim=8)
-    with pytest.raises(BadConfig):
-        tables_from(tmp_path / "tables", 2)
 
 
-def test_a_parquet_file_of_traffic_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parquet_file_of_traffic_is_no_table_file(tmp_path: Path) -> None:
     (path,) = write_parquet(tmp_path, TRAFFIC).iterdir()
-    monkeypatch.setattr(pq, "read_table", None)
     message = refused(path)
     assert "has none of a table file's columns (name, num_rows," in message
     assert "move it to a folder of its own, or give it as traffic of a table file" in message
@@ -329,29 +266,40 @@ def test_traffic_that_does_not_fit_the_tables_is_refused(tmp_path: Path) -> None
         tables_from(write_records(tmp_path, ITEM), 2, traffic=traffic)
 
 
-# What the user sees ---------------------------------------------------------------------------------------------------
+# Data frames and lists of dicts ---------------------------------------------------------------------------------------
+
+RECORDS = [
+    {"name": "ads", "hash_size": 1000, "dim": 16, "pooling": 2.5, "weight_bits": 16},
+    {"name": "user", "hash_size": 50, "dim": 8},
+]
+FRAME = pd.DataFrame(RECORDS)
 
 
-@pytest.mark.slow
-def test_importing_it_is_quick() -> None:
-    script = "import sys, evenshard.tables.sources; assert not {'torch', 'pyarrow', 'rich', 'yaml'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)
+@pytest.mark.parametrize("tables", [tuple(RECORDS), FRAME, FRAME.convert_dtypes()])
+def test_a_frame_and_records_are_read_as_their_file_is(tmp_path: Path, tables: Any) -> None:
+    FRAME.to_csv(tmp_path / "t.csv", index=False)
+    found = tables_in_python(tables, 1024)
+    of_file = tables_from(tmp_path / "t.csv", 1024)
+    assert found is not None and (found.tables, found.assumptions) == (of_file.tables, of_file.assumptions)
+    assert found.tables == (Table("ads", 1000, 16, 2.5, None, 16), Table("user", 50, 8, 1.0))
+    assert type(found.tables[0].num_rows) is int and type(found.tables[0].pooling_factor) is float
 
 
-def test_counting_shows_a_bar_on_stderr_and_nothing_on_stdout(tmp_path: Path) -> None:
-    write_parquet(tmp_path, TRAFFIC, 1, 2)
-    master, slave = pty.openpty()
-    script = (
-        "import sys; from evenshard.tables.sources import tables_from; tables_from(sys.argv[1], 2, embedding_dim=8)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=slave, check=True, env=environment)
-    os.close(slave)
-    shown = b""
-    with suppress(OSError):  # how a terminal without a writer ends
-        while part := os.read(master, 4096):
-            shown += part
-    os.close(master)
-    assert done.stdout == b""
-    assert b"counting lookups" in shown and b"3/3" in shown
+def test_cells_may_hold_lists_and_numbers_of_numpy() -> None:
+    record = {"name": "ads", "rows": np.int64(9), "dim": np.int32(8), "feature_pooling_factors": np.array([1.0, 2.0])}
+    for tables in ([record], pd.DataFrame([record])):
+        found = tables_in_python(tables, 1024)
+        assert found is not None
+        assert found.tables == (Table("ads", 9, 8, 3.0, feature_pooling_factors=(1.0, 2.0)),)
+
+
+def test_what_is_wrong_and_what_is_extra_is_said_as_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"tables, record 2 \(table 'user'\): embedding_dim is 0"):
+        tables_in_python(FRAME.assign(dim=[16, 0]), 1024)
+    with pytest.raises(BadFile, match=r"record 2: is 5, not a record"):
+        tables_in_python([RECORDS[0], 5], 1024)
+    found = tables_in_python(FRAME.assign(owner="x"), 1024)
+    assert found is not None and found.notes == ("tables: 1 column is not used: 'owner'.",)
+    with pytest.raises(BadConfig, match="columns renames 'ttl', which is not a column of tables"):
+        tables_in_python(FRAME, 1024, columns={"ttl": ""})
+    assert tables_in_python([Table("a", 5, 4, 1.0)], 1024) is None

@@ -14,7 +14,6 @@ from evenshard.tables.sources import tables_from
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, classify_column
 from support.builders import table
-from support.traffic_builders import TRAFFIC, write_batches, write_parquet
 
 
 @pytest.fixture
@@ -89,34 +88,13 @@ def test_one_mapping_serves_the_table_file_and_its_traffic(logs: Path, tmp_path:
         tables_from(path, 2, traffic=logs, columns={"n": "num_rows", "C1": "user", "m": "num_rows"})
 
 
-def test_batches_of_lookups_hold_nothing_else_and_can_be_renamed(tmp_path: Path) -> None:
-    source = write_batches(tmp_path / "pt", {"label": TRAFFIC["ads"], "I1": TRAFFIC["user"]})
-    assert [one.name for one in tables_from_traffic(source, 2, embedding_dim=8).tables] == ["label", "I1"]
-    renamed = tables_from_traffic(source, 2, embedding_dim=8, columns={"label": "ads", "I1": "user"})
-    assert renamed.tables == tables_from_traffic(write_parquet(tmp_path / "p", TRAFFIC), 2, embedding_dim=8).tables
-
-
-@pytest.mark.parametrize(
-    ("name", "flag", "sort"),
-    [
-        ("label", False, LABEL_COLUMN),
-        ("click_label", True, LABEL_COLUMN),
-        ("is_click", True, LABEL_COLUMN),
-        ("is_click", False, None),
-        ("target_item", True, LABEL_COLUMN),
-        ("target_item", False, None),
-        ("I13", False, DENSE_COLUMN),
-        ("i13", False, None),
-        ("int_0", False, DENSE_COLUMN),
-        ("dense_features_3", False, DENSE_COLUMN),
-        ("C26", False, None),
-        ("cat_3", True, None),
-        ("event_time", False, TIME_COLUMN),
-        ("ts", False, TIME_COLUMN),
-        ("time_of_day", False, None),
-        ("is_member", True, None),
-        ("hits", False, None),
-    ],
-)
-def test_names_of_whole_numbers(name: str, flag: bool, sort: str | None) -> None:
-    assert classify_column(name, flag) == sort
+def test_names_of_whole_numbers() -> None:
+    sorts = {
+        LABEL_COLUMN: [("label", False), ("click_label", True), ("is_click", True), ("target_item", True)],
+        DENSE_COLUMN: [("I13", False), ("int_0", False), ("dense_features_3", False)],
+        TIME_COLUMN: [("event_time", False), ("ts", False)],
+        None: [(name, False) for name in ("is_click", "target_item", "i13", "C26", "time_of_day", "hits")],
+    }
+    for sort, columns in sorts.items():
+        assert [classify_column(name, only_0_and_1) for name, only_0_and_1 in columns] == [sort] * len(columns)
+    assert classify_column("cat_3", True) is classify_column("is_member", True) is None

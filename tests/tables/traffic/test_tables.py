@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -27,8 +25,7 @@ from support.traffic_builders import TRAFFIC, bins, complaint, write_batches, wr
 # Figures by hand ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cuts", [(), (2,), (1,), (1, 3), (0, 1, 1, 2, 3)])
-@pytest.mark.parametrize("write", [write_parquet, write_batches])
+@pytest.mark.parametrize(("write", "cuts"), [(write_parquet, ()), (write_batches, (2,)), (write_parquet, (0, 1, 1, 3))])
 def test_figures_by_hand_wherever_the_files_are_cut(tmp_path: Path, write: Any, cuts: tuple[int, ...]) -> None:
     found = tables_from_traffic(write(tmp_path, TRAFFIC, *cuts), 2, embedding_dim=8)
     ads, user = found.tables
@@ -52,18 +49,10 @@ def test_a_window_weighs_as_much_as_it_has_unique_rows(tmp_path: Path) -> None:
     assert ads.reuse_bins == bins(8 / 9, 0, 0, 1 / 9)
 
 
-def test_the_histogram_is_that_of_the_batch_size(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path, {"ads": [[3]] * 8})
-    for batch_size, position in ((1, 0), (2, 1), (4, 2), (8, 3)):
-        found = tables_from_traffic(source, batch_size, embedding_dim=8)
-        assert found.tables[0].reuse_bins == bins(*[0.0] * position, 1.0)
-
-
 def test_an_incomplete_last_window_counts_for_the_pooling_factor_only(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path, {"ads": [[1], [1], [1, 2, 3, 4]]})
-    found = tables_from_traffic(source, 2, embedding_dim=8)
-    assert found.tables[0].pooling_factor == 2.0 and found.tables[0].reuse_bins == bins(0, 1)
-    assert found.tables[0].num_rows == 5
+    found = tables_from_traffic(write_parquet(tmp_path, {"ads": [[1], [1], [1, 2, 3, 4]]}), 2, embedding_dim=8)
+    (ads,) = found.tables
+    assert (ads.pooling_factor, ads.reuse_bins, ads.num_rows) == (2.0, bins(0, 1), 5)
     assert [one.column for one in found.assumptions] == ["num_rows", "weight_bits"]
 
 
@@ -98,7 +87,7 @@ def test_a_table_that_is_never_read(tmp_path: Path) -> None:
     assert found.tables[0].num_rows == 1 and found.assumptions[0].text == "1, since no row was looked up"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 @given(st.data())
 def test_any_cut_into_files_groups_and_blocks_counts_the_same(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -173,31 +162,25 @@ def test_a_column_of_a_feature_is_not_a_table_of_its_name(tmp_path: Path) -> Non
     assert (songs.pooling_factor, kept) == (2.5, ads)
 
 
-def test_a_row_beyond_a_shared_table_is_named_with_its_feature(tmp_path: Path) -> None:
-    small = replace(SHARED, num_rows=6)
-    message = complaint(write_parquet(tmp_path, TRAFFIC), tables=[small], embedding_dim=None)
-    assert "table 'songs', feature 'ads': index 7 is beyond the table's 6 rows" in message
-
-
 # Rows ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 255, 256, 257, 10_000, 3_000_001])
+@pytest.mark.parametrize("num_rows", [7, 256, 257, 3_000_001])
 def test_shares_of_rows_are_those_of_256_equal_runs(tmp_path: Path, num_rows: int) -> None:
-    rows = (np.random.default_rng(0).random(2_000) ** 3 * num_rows).astype(np.int64)
+    rows = (np.random.default_rng(0).random(1_000) ** 3 * num_rows).astype(np.int64)
     source = write_parquet(tmp_path, {"ads": rows.reshape(10, -1).tolist()})
     (found,) = tables_from_traffic(source, 5, [table("ads", rows=num_rows)]).tables
     runs = min(num_rows, 256)
-    expected = np.bincount(rows * runs // num_rows, minlength=runs) / 2_000
+    expected = np.bincount(rows * runs // num_rows, minlength=runs) / 1_000
     assert found.row_shares == pytest.approx(tuple(expected.tolist())) and found.problem() is None
     half = lookup_share(found, Span(0, num_rows // 2))
-    assert half == pytest.approx(float((rows < num_rows // 2).mean()), abs=0.01)
+    assert half == pytest.approx(float((rows < num_rows // 2).mean()), abs=0.015)
 
 
 def test_rows_that_only_the_sample_tells_are_counted_in_growing_runs(tmp_path: Path) -> None:
     """A tenth of the lookups is of row 5, the others are even over the rows."""
     rng = np.random.default_rng(0)
-    rows = np.where(rng.random(20_000) < 0.1, 5, rng.integers(1_000_000, size=20_000))
+    rows = np.where(rng.random(10_000) < 0.1, 5, rng.integers(1_000_000, size=10_000))
     source = write_parquet(tmp_path, {"ads": np.sort(rows).reshape(10, -1).tolist()})
     (found,) = tables_from_traffic(source, 5, embedding_dim=8).tables
     assert found.num_rows == rows.max() + 1 and found.problem() is None
@@ -208,19 +191,8 @@ def test_rows_that_only_the_sample_tells_are_counted_in_growing_runs(tmp_path: P
         assert lookup_share(found, Span(0, row)) == pytest.approx(float((rows < row).mean()), abs=0.02)
 
 
-def test_given_tables_keep_everything_but_the_traffic(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path, TRAFFIC)
-    given_tables = [table("user", rows=6, dim=12, bits=16), table("ads", rows=1000, dim=64, pooling=99.0)]
-    found = tables_from_traffic(source, 2, given_tables)
-    user, ads = found.tables
-    assert (user.name, user.num_rows, user.embedding_dim, user.weight_bits) == ("user", 6, 12, 16)
-    assert (ads.name, ads.num_rows, ads.embedding_dim, ads.pooling_factor) == ("ads", 1000, 64, 1.5)
-    assert found.assumptions == ()
-
-
-@pytest.mark.parametrize("write", [write_parquet, write_batches])
-def test_an_index_beyond_the_table_is_refused(tmp_path: Path, write: Any) -> None:
-    source = write(tmp_path, TRAFFIC, 2)
+def test_an_index_beyond_the_table_is_refused(tmp_path: Path) -> None:
+    source = write_batches(tmp_path, TRAFFIC, 2)
     assert tables_from_traffic(source, 2, [table("ads", rows=8), table("user", rows=6)]).tables
     message = complaint(source, tables=[table("ads"), table("user", rows=5)], embedding_dim=None)
     assert "table 'user': index 5 is beyond the table's 5 rows" in message
@@ -251,9 +223,3 @@ def test_senseless_settings_are_refused(tmp_path: Path) -> None:
         settings_ = {"batch_size": 2} | options
         with pytest.raises(BadConfig, match=words):
             tables_from_traffic(tmp_path, **settings_)  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_importing_it_brings_neither_torch_nor_pyarrow() -> None:
-    script = "import sys, evenshard.tables.traffic; assert not {'torch', 'pyarrow', 'rich'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)
