@@ -26,19 +26,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def artifacts(folder: Path, *names: str) -> dict[str, dsl.Artifact]:
-    """As Kubeflow's executor hands them over."""
-    kinds = {"metrics": dsl.Metrics}
-    return {name: kinds.get(name, dsl.Artifact)(name=name, uri=str(folder / name)) for name in names}
-
-
-def run(inputs: Path, out: Path, part: int = 1) -> None:
-    """The task, in this process."""
-    given = {**artifacts(inputs, "tables", "tasks"), **artifacts(out, "costs", "metrics")}
-    benchmark.python_func(**given, **SETTINGS, round_number=1, part=part, num_parts=2)
-
-
-def _tell_and_wait(after: int | None) -> None:
+def main(inputs: Path, out: Path, after: int | None = None) -> None:
     measure_on, done = Job.measure_on, 0
 
     def telling(job: Job, hardware: Any) -> PlacementCost:
@@ -51,9 +39,12 @@ def _tell_and_wait(after: int | None) -> None:
         return measure_on(job, hardware)
 
     Job.measure_on = telling  # type: ignore[method-assign]
+    pod_journal.UPLOAD_EVERY_S = float(os.environ.get("UPLOAD_EVERY_S", "0.1"))
+    places = {"tables": inputs, "tasks": inputs, "costs": out}
+    artifacts = {name: dsl.Artifact(name=name, uri=str(folder / name)) for name, folder in places.items()}
+    metrics = dsl.Metrics(name="metrics", uri=str(out / "metrics"))
+    benchmark.python_func(**artifacts, metrics=metrics, **SETTINGS, round_number=1, part=1, num_parts=2)
 
 
 if __name__ == "__main__":
-    pod_journal.UPLOAD_EVERY_S = float(os.environ.get("UPLOAD_EVERY_S", "0.1"))
-    _tell_and_wait(int(sys.argv[3]) if len(sys.argv) > 3 else None)
-    run(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

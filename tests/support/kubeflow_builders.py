@@ -9,45 +9,20 @@ from typing import Any
 
 from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.package import compile_to, pipeline_documents
+from evenshard_components.conftest import CONFIG
 from evenshard_pipelines.build import build, default_cluster
 
-SMALL_PARAMS: dict[str, Any] = {
-    "loop": {"num_rounds": 2},
-    "generate_tables": {
-        "source": "dlrm_2021",
-        "num_tables": 24,
-        "embedding_dims": [4, 16],
-        "max_rows": 2000,
-        "num_train_tasks": 4,
-        "num_test_tasks": 2,
-        "tables_per_task": 6,
-        "num_devices": 2,
-        "memory_cap_gb": 0.01,
-        "batch_size": 32,
-    },
-    "measure": {"hardware": "simulated:h200", "visits": 1, "controls": 1, "control_repeats": 2},
-    "benchmark": {"placements_per_round": 4, "searched_share": 0.5},
-    "train_cost": {"num_updates": 5, "convex_updates": 5},
-    "train_policy": {"num_updates": 2, "num_episodes": 3},
-    "evaluate": {"num_rollouts": 4, "scores_per_table": 50},
-}
+SMALL_PARAMS: dict[str, Any] = {"loop": {"num_rounds": 2}, **CONFIG}
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a compiled pipeline.
+    """One task of a compiled pipeline."""
 
-    Attributes:
-        name: path of names, "loop/parts_1/benchmark_1" for a task within groups.
-        spec: as compiled.
-        executor: the container, or the importer.
-        platform: what the Kubernetes platform spec says.
-    """
-
-    name: str
+    name: str  # path of names, "loop/parts_1/benchmark_1" for a task within groups
     spec: dict[str, Any]
-    executor: dict[str, Any]
-    platform: dict[str, Any]
+    executor: dict[str, Any]  # the container, or the importer
+    platform: dict[str, Any]  # what the Kubernetes platform spec says
 
     @property
     def imports(self) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -61,15 +59,6 @@ def register_model(
         client = client or connect()
         logged = registry._upload_model(client, name, folder, code, tags, metrics or {}, run_id)
         return registry._ensure_version(client, logged, run_id)
-
-
-def moved_mlflow(folder: Path, old: Path) -> None:
-    """Makes the copy of a folder with ``mlflow.db`` the place of its artifacts."""
-    with closing(sqlite3.connect(folder / "mlflow.db")) as base, base:
-        for (table,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            for _, column, kind, *_ in base.execute(f"PRAGMA table_info({table})").fetchall():
-                if kind.startswith(("VARCHAR", "TEXT")):
-                    base.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(old), str(folder)))
 
 
 def runs_of(client: Any, name: str = "evenshard") -> dict[str, Any]:
