@@ -8,27 +8,26 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
 from evenshard.cli import main
 from evenshard.kubeflow import remote
-from evenshard.loop.commands import WatchConfig
-from support import http_server, kfp_server
+from support import kfp_server
 from support.documented import command
+from support.http_server import Request, answering
 from support.kfp_server import FakePipelines, nodes_of, serving
 from support.kubeflow_builders import SMALL_PARAMS, compiled
 
 SUBMIT = ["pipeline", "submit", "--namespace", "team-a", "--package", "pipeline.yaml"]
 STATUS = ["pipeline", "status", "r1", "--namespace", "team-a"]
+WAIT = ["--wait", "--poll-seconds", "0.01"]
 WORKFLOW = "evenshard-place-ptvzd"
 POD = "evenshard-place-ptvzd-retry-system-container-impl-2412005322"
 
@@ -73,7 +72,6 @@ def the_line(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-@pytest.mark.slow
 def test_submit_makes_the_experiment_and_the_run(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--experiment", "tables", "--run-name", "first", "--set", "evaluate_config={num_rollouts: 8}"]
     assert run(fake, SUBMIT, *words) == 0
@@ -89,10 +87,7 @@ def test_submit_makes_the_experiment_and_the_run(fake: FakePipelines, capsys: py
     assert sent.body["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "evenshard-train"
     assert "kubernetes" in sent.body["pipeline_spec"]["platform_spec"]["platforms"]
     assert not Path("home").exists()  # the SDK would keep the namespace there
-
-
-def test_an_experiment_of_the_name_is_used_again(fake: FakePipelines) -> None:
-    assert run(fake, SUBMIT) == 0 and run(fake, SUBMIT) == 0
+    assert run(fake, SUBMIT, *words) == 0
     assert len(fake.asked("POST", "/experiments")) == 1
     assert {one.body["experiment_id"] for one in fake.asked("POST", "/runs")} == {"e1"}
 
@@ -107,23 +102,18 @@ def test_without_a_package_the_settings_are_compiled(fake: FakePipelines, caplog
     assert "a cluster cannot pull this image" in caplog.text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
-def test_wait_ends_as_the_run_does(fake: FakePipelines, capsys: pytest.CaptureFixture[str], state: str) -> None:
-    wait = ["--wait", "--poll-seconds", "0.01", "--patience-minutes", "5"]
+def test_wait_ends_as_the_run_does(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     fake.states = ["PENDING", "RUNNING", "SUCCEEDED"]
-    assert run(fake, SUBMIT, *wait) == 0
+    assert run(fake, SUBMIT, *WAIT, "--patience-minutes", "5") == 0
     assert len(fake.asked("GET", "/runs/r1")) == 3
     assert "SUCCEEDED: a run" in capsys.readouterr().out
-    fake.states = ["RUNNING", state]
-    assert run(fake, SUBMIT, *wait) == 1
-    line = the_line(capsys)
-    said = {
-        "FAILED": "run r1 ended as FAILED. place failed in the pod whose name ends with 2412005322:",
-        "CANCELED": "run r1 was stopped. See",
-    }
-    assert said[state] in line
-    assert line.endswith(f"See {fake.url}/#/runs/details/r1")
+    page = f"See {fake.url}/#/runs/details/r1"
+    command = "kubectl -n team-a logs -c main $(kubectl -n team-a get pods -o name | grep 2412005322)"
+    failed = f"run r1 ended as FAILED. place failed in the pod whose name ends with 2412005322: `{command}`. {page}"
+    for state, line in (("FAILED", failed), ("CANCELED", f"run r1 was stopped. {page}")):
+        fake.states = ["RUNNING", state]
+        assert run(fake, SUBMIT, *WAIT) == 1
+        assert the_line(capsys) == f"evenshard pipeline failed: {line}"
 
 
 @pytest.mark.parametrize(
@@ -151,12 +141,10 @@ def test_a_stopped_run_has_not_failed(
 
 def test_patience_has_an_end(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     fake.states = ["RUNNING"]
-    words = ["--wait", "--poll-seconds", "0.01", "--patience-minutes", "0.001"]
-    assert run(fake, SUBMIT, *words) == 1
+    assert run(fake, SUBMIT, *WAIT, "--patience-minutes", "0.001") == 1
     assert "is still RUNNING after 0.06 s, and continues" in the_line(capsys)
 
 
-@pytest.mark.slow
 def test_a_schedule_is_a_recurring_run(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pipeline", "schedule", *SUBMIT[2:], "--run-name", "weekly", "--cron"]
     assert run(fake, [*words, "0 3 * * 0"]) == 0
@@ -170,27 +158,21 @@ def test_a_schedule_is_a_recurring_run(fake: FakePipelines, capsys: pytest.Captu
     assert "has 1 fields" in the_line(capsys)
 
 
-@pytest.mark.slow
 def test_a_recurring_run_is_deleted_by_its_name(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     schedule = ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name"]
     unschedule = ["pipeline", "unschedule", *SUBMIT[2:4]]
-    for name in ("weekly", "daily", "daily"):
-        assert run(fake, [*schedule, name]) == 0
-    assert run(fake, [*schedule, "weekly", "--experiment", "other"]) == 0
+    for name in (["weekly"], ["daily"], ["daily"], ["weekly", "--experiment", "other"]):
+        assert run(fake, [*schedule, *name]) == 0
     assert run(fake, [*unschedule, "weekly"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("deleted: recurring run rr1.")
     assert set(fake.recurring) == {"rr2", "rr3", "rr4"}
     assert run(fake, [*unschedule, "daily"]) == 2
     assert (
         "2 recurring runs in experiment evenshard are called 'daily'; the experiment has daily (rr2), daily (rr3)"
-        in the_line(capsys)
+        in (the_line(capsys))
     )
     assert run(fake, [*unschedule, "rr3"]) == 0
     assert set(fake.recurring) == {"rr2", "rr4"}
-    assert run(fake, [*unschedule, "weekly"]) == 2
-    assert "no recurring runs in experiment evenshard are called 'weekly'; the experiment has daily (rr2)." in the_line(
-        capsys
-    )
     assert run(fake, [*unschedule, "weekly", "--experiment", "another"]) == 2
     assert "in experiment another are called 'weekly'; the experiment has none." in the_line(capsys)
     assert "another" not in {one["display_name"] for one in fake.experiments.values()}
@@ -198,7 +180,8 @@ def test_a_recurring_run_is_deleted_by_its_name(fake: FakePipelines, capsys: pyt
 
 def test_a_run_in_progress_outlives_its_schedule(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     """Its recurring run owns its workflow: it is paused until the run has ended, and deleted then."""
-    assert run(fake, ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]) == 0
+    weekly = ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]
+    assert run(fake, weekly) == 0
     words = [*SUBMIT[2:4], "weekly"]
     fake.runs = [
         {"run_id": "r7", "experiment_id": "e1", "recurring_run_id": "rr9", "state": "RUNNING"},  # another's
@@ -216,7 +199,7 @@ def test_a_run_in_progress_outlives_its_schedule(fake: FakePipelines, capsys: py
     fake.runs[2]["state"] = "SUCCEEDED"
     assert run(fake, ["pipeline", "unschedule", *words]) == 0
     assert fake.recurring == {}
-    assert run(fake, ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]) == 0
+    assert run(fake, weekly) == 0
     fake.runs[2]["state"] = "RUNNING"
     assert run(fake, ["pipeline", "unschedule", *words, "--force"]) == 0
     assert fake.recurring == {}
@@ -248,14 +231,6 @@ def test_a_run_is_stopped_once(fake: FakePipelines, capsys: pytest.CaptureFixtur
 # Commands of docs/kubeflow.md: the pipeline, when it runs (with seconds first; None: at once), its parameters.
 DOCUMENTED = {
     "pipeline schedule --cron": ("train", "0 0 3 * * 0", {}),
-    "pipeline schedule --pipeline retrain": (
-        "retrain",
-        "0 0 3 * * 0",
-        {
-            "tables": "s3://team-data/today.parquet",
-            "drift_request": {"num_devices": 8, "batch_size": 65536},
-        },
-    ),
     "pipeline schedule --pipeline watch": (
         "watch",
         "0 0 5 * * *",
@@ -277,7 +252,7 @@ DOCUMENTED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("start", DOCUMENTED)
 def test_documented_commands_send_their_pipeline_and_parameters(fake: FakePipelines, start: str) -> None:
     """All but the cluster behind it: the endpoint in place of the page's three dots is the stand-in."""
@@ -298,18 +273,6 @@ def test_documented_commands_send_their_pipeline_and_parameters(fake: FakePipeli
     assert {key for key, one in asked_for.items() if not one.get("isOptional")} <= set(given)
 
 
-def test_the_scheduled_watch_reads_the_addresses_itself(fake: FakePipelines) -> None:
-    words = command("docs/kubeflow.md", "evenshard pipeline schedule --pipeline watch")
-    assert main([fake.url if word == "..." else word for word in words]) == 0
-    (sent,) = fake.asked("POST", "/recurringruns")
-    tasks = sent.body["pipeline_spec"]["pipeline_spec"]["root"]["dag"]["tasks"]
-    assert set(tasks) == {"watch"}
-    inputs = tasks["watch"]["inputs"]["parameters"]
-    wanted = {"traces_address": "traces", "in_use_address": "in_use", "request": "watch_request"}
-    assert {key: inputs[key]["componentInputParameter"] for key in wanted} == wanted
-    WatchConfig(**sent.body["runtime_config"]["parameters"]["watch_request"])
-
-
 def test_status_tells_the_state_and_the_tasks(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     fake.states, page = ["RUNNING"], f"{fake.url}/#/runs/details/r1"
     assert run(fake, STATUS) == 0
@@ -327,16 +290,6 @@ def test_status_tells_the_state_and_the_tasks(fake: FakePipelines, capsys: pytes
     assert capsys.readouterr().out == f"PENDING: a run\n{page}\n"
 
 
-def test_a_failed_task_has_a_command_for_its_log(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.states = ["FAILED"]
-    assert run(fake, STATUS) == 1
-    command = "kubectl -n team-a logs -c main $(kubectl -n team-a get pods -o name | grep 2412005322)"
-    assert the_line(capsys) == (
-        f"evenshard pipeline failed: run r1 ended as FAILED. place failed in the pod whose name ends with 2412005322: "
-        f"`{command}`. See {fake.url}/#/runs/details/r1"
-    )
-
-
 def test_a_pod_that_does_not_start_is_told(
     fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -349,21 +302,16 @@ def test_a_pod_that_does_not_start_is_told(
     note += " Check with `kubectl -n team-a get events --field-selector type=Warning`"
     assert run(fake, STATUS) == 0
     assert f"\n{note}\n" in capsys.readouterr().out
-    fake.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
-    assert run(fake, SUBMIT, "--wait", "--poll-seconds", "0.01") == 0
-    logged = [record.message for record in caplog.records if record.name == "evenshard.cli.pipeline"]
-    assert logged == ["done: importer; waiting: place", note]
-
-
-def test_what_prepares_a_group_is_named_only_if_it_does_not_start(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:16:25", 0.0)
+    fake.running = ("place_failed", "04:16:25", 0.0)  # what prepares a group is named only if it does not start
     assert run(fake, STATUS) == 0
     assert "root" not in capsys.readouterr().out
     fake.running = ("place_failed", "04:16:25", 360.0)
     assert run(fake, STATUS) == 0
     assert "waiting: root-driver\nroot-driver has not started for 6 minutes" in capsys.readouterr().out
+    fake.states, fake.running = ["RUNNING", "RUNNING", "SUCCEEDED"], ("place_failed", "04:17:25", 360.0)
+    assert run(fake, SUBMIT, *WAIT) == 0
+    logged = [record.message for record in caplog.records if record.name == "evenshard.cli.pipeline"]
+    assert logged == ["done: importer; waiting: place", note]
 
 
 def test_a_record_that_ends_is_told(
@@ -393,7 +341,7 @@ def test_the_last_answer_has_all_tasks(
     """Kubeflow Pipelines says that a run has ended a moment before it says so of the last tasks."""
     at_its_end, later = ("place_succeeded", "04:27:04"), ("place_succeeded", "04:27:05")
     fake.finished_at = datetime.now(UTC)
-    for words in ([*SUBMIT, "--wait", "--poll-seconds", "0.01"], STATUS):
+    for words in ([*SUBMIT, *WAIT], STATUS):
         fake.states, fake.ended = ["SUCCEEDED"], [at_its_end, at_its_end, later]
         assert run(fake, words) == 0
         assert "done: importer, place, record-outcome\nhttp" in capsys.readouterr().out
@@ -405,51 +353,31 @@ def test_the_last_answer_has_all_tasks(
 
 @dataclass
 class Kubernetes:
-    """What Kubernetes knows of the one pod that it has, with the log of its container ``main``, and of its workflow.
+    """What Kubernetes knows of the one pod that it has, with the log of its container ``main``, and of its workflow."""
 
-    Attributes:
-        status: of the pod; None where none was made.
-        spec: of the pod.
-        workflow: its status; None where it may not be read.
-    """
-
-    status: dict[str, Any] | None = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)  # of the pod; empty where none was made
     spec: dict[str, Any] = field(default_factory=dict)
     log: str = ""
-    workflow: dict[str, Any] | None = None
+    workflow: dict[str, Any] | None = None  # its status; None where it may not be read
 
-    def answer(self, path: str, query: dict[str, list[str]]) -> Any:
-        if path == f"/api/v1/namespaces/team-a/pods/{POD}/log":
-            assert query["container"] == ["main"]
-            return self.log
-        if path == f"/apis/argoproj.io/v1alpha1/namespaces/team-a/workflows/{WORKFLOW}":
-            return None if self.workflow is None else {"status": self.workflow}
-        assert (path, query["labelSelector"]) == (
-            "/api/v1/namespaces/team-a/pods",
-            [f"workflows.argoproj.io/workflow={WORKFLOW}"],
-        )
+    def answer(self, request: Request) -> tuple[int, Any]:
+        if request.path == f"/api/v1/namespaces/team-a/pods/{POD}/log":
+            assert request.query["container"] == "main"
+            return 200, self.log
+        if request.path == f"/apis/argoproj.io/v1alpha1/namespaces/team-a/workflows/{WORKFLOW}":
+            return (403, {}) if self.workflow is None else (200, {"status": self.workflow})
+        assert request.path == "/api/v1/namespaces/team-a/pods"
+        assert request.query["labelSelector"] == f"workflows.argoproj.io/workflow={WORKFLOW}"
         pod = {"metadata": {"name": POD}, "spec": {"containers": [], **self.spec}, "status": self.status}
-        pods = [] if self.status is None else [pod]
-        return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
+        pods = [pod] if self.status else []
+        return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernetes]:
     """Kubernetes' API, which a kubeconfig leads to."""
     known = Kubernetes()
-
-    class Handler(http_server.Silent):
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            found = known.answer(parts.path, parse_qs(parts.query))
-            body = (found if isinstance(found, str) else json.dumps(found)).encode()
-            self.send_response(403 if found is None else 200)
-            self.send_header("Content-Type", "text/plain" if isinstance(found, str) else "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    with http_server.serving(Handler) as url:
+    with answering(known.answer) as url:
         named = {"clusters": {"server": url}, "users": {}, "contexts": {"cluster": "one", "user": "one"}}
         config = {key: [{"name": "one", key.removesuffix("s"): value}] for key, value in named.items()}
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump({**config, "current-context": "one"}))
@@ -457,17 +385,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kuberne
         yield known
 
 
-@pytest.fixture
-def kubernetes(cluster: Kubernetes) -> dict[str, Any]:
-    """What it says of the status of the one pod."""
-    assert cluster.status is not None
-    return cluster.status
-
-
-QUOTA = (
-    'pods "evenshard-place-ptvzd-retry-system-container-impl-2412005322" is forbidden: exceeded quota: evenshard, '
-    "requested: requests.memory=8256Mi, used: requests.memory=0, limited: requests.memory=4Gi"
-)
+QUOTA = f'pods "{POD}" is forbidden: exceeded quota: evenshard, requested: requests.memory=8256Mi'
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -477,7 +395,7 @@ def test_a_pod_that_a_quota_refuses_is_explained(
     """No such pod is ever made: Argo has the reason, in the workflow."""
     nodes = {f"{WORKFLOW}-2412005322": {"phase": "Pending", "message": QUOTA}, WORKFLOW: {"phase": "Running"}}
     packed = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
-    cluster.status, cluster.workflow = None, {"compressedNodes": packed} if compressed else {"nodes": nodes}
+    cluster.workflow = {"compressedNodes": packed} if compressed else {"nodes": nodes}
     fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
     assert run(fake, STATUS) == 0
     said = capsys.readouterr().out
@@ -506,93 +424,75 @@ BAD_INPUT = "s3://evenshard/data/none.csv: no such file. Check the path."
     ("log", "why"),
     [
         (LOG.format(error=f"evenshard.base.errors.BadFile: {BAD_INPUT}"), BAD_INPUT[:-1]),
-        (LOG.format(error="IndexError: list index out of range"), "IndexError: list index out of range"),
+        (LOG.format(error="IndexError: out of range"), "IndexError: out of range"),
         (  # a stage that measures on a GPU runs in a process of its own
             f"evenshard benchmark: {BAD_INPUT}\n"
             + LOG.format(error="evenshard.base.errors.BadConfig: benchmark: bad input. See the log above."),
             BAD_INPUT[:-1],
         ),
         ("Error: exit status 1\n", "Error, exit code 1"),
-        ("", "Error, exit code 1"),
     ],
 )
 def test_the_log_of_a_failed_pod_says_why(
     fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str], log: str, why: str
 ) -> None:
-    assert cluster.status is not None
     cluster.status.update(phase="Failed", containerStatuses=[ended(1, "Error")])
     cluster.log, fake.states = log, ["RUNNING", "FAILED"]
     assert run(fake, SUBMIT, *WAIT) == 1
     assert f"place failed in pod {POD} ({why}): `kubectl -n team-a logs {POD} -c main`. See" in the_line(capsys)
 
 
-def test_a_pod_that_kueue_holds_is_explained(
-    fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cluster.status is not None
-    blocked = {"reason": "SchedulingGated", "message": "Scheduling is blocked due to non-empty scheduling gates"}
-    cluster.status.update(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", **blocked}])
-    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
-    for gate, why in (
-        ("kueue.x-k8s.io/admission", "Kueue has not admitted the pod: see `kubectl describe workloads`"),
-        ("example.com/other", "held by the scheduling gate example.com/other"),
-    ):
-        cluster.spec = {"schedulingGates": [{"name": gate}]}
-        assert run(fake, STATUS) == 0
-        assert f"place has not started for 6 minutes. Its pod {POD}: {why}\n" in capsys.readouterr().out
+MAIN = {"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0}
+UNSCHEDULED = {"type": "PodScheduled", "status": "False"}
 
 
 @pytest.mark.parametrize(
-    ("says", "why"),
+    ("says", "gate", "why"),
     [
-        (
-            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                             "message": "0/1 nodes are available: 1 Insufficient cpu."}]},
-            "Unschedulable: 0/1 nodes are available: 1 Insufficient cpu",
-        ),
-        (
-            {"containerStatuses": [{"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0,
-                                    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}]},
-            "ImagePullBackOff: not found",
-        ),
+        ({"conditions": [{**UNSCHEDULED, "reason": "Unschedulable", "message": "0/1 nodes are available."}]}, "",
+         "Unschedulable: 0/1 nodes are available"),
+        ({"containerStatuses": [{**MAIN, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "none"}}}]},
+         "", "ImagePullBackOff: none"),
+        ({"conditions": [{**UNSCHEDULED, "reason": "SchedulingGated", "message": "blocked"}]},
+         "kueue.x-k8s.io/admission", "Kueue has not admitted the pod: see `kubectl describe workloads`"),
+        ({"conditions": [{**UNSCHEDULED, "reason": "SchedulingGated", "message": "blocked"}]},
+         "example.com/other", "held by the scheduling gate example.com/other"),
     ],
 )  # fmt: skip
 def test_kubernetes_says_why_a_pod_does_not_start(
     fake: FakePipelines,
-    kubernetes: dict[str, Any],
+    cluster: Kubernetes,
     capsys: pytest.CaptureFixture[str],
     says: dict[str, Any],
+    gate: str,
     why: str,
 ) -> None:
     fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
-    kubernetes.update(phase="Pending", **says)
+    cluster.status = {"phase": "Pending", **says}
+    cluster.spec = {"schedulingGates": [{"name": gate}]} if gate else {}
     assert run(fake, STATUS) == 0
     assert f"place has not started for 6 minutes. Its pod {POD}: {why}\n" in capsys.readouterr().out
-    kubernetes.clear()
-    kubernetes.update(phase="Running")  # which Kubeflow Pipelines has not noted yet
+    cluster.status, cluster.spec = {"phase": "Running"}, {}  # which Kubeflow Pipelines has not noted yet
     assert run(fake, STATUS) == 0
     assert "running: place\nhttp" in capsys.readouterr().out
 
 
 def test_kubernetes_knows_the_name_of_a_failed_pod(
-    fake: FakePipelines, kubernetes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
-    main_container = {"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": ended}
-    kubernetes.update(phase="Failed", containerStatuses=[main_container])
+    cluster.status.update(phase="Failed", containerStatuses=[ended(137, "OOMKilled")])
     fake.states = ["FAILED"]
     assert run(fake, STATUS) == 1
     found = f"place failed in pod {POD} (OOMKilled, exit code 137): `kubectl -n team-a logs {POD} -c main`. See"
     assert found in the_line(capsys)
-    kubernetes["containerStatuses"] = "torn"  # an answer that cannot be read is none
+    cluster.status["containerStatuses"] = "torn"  # an answer that cannot be read is none
     assert run(fake, STATUS) == 1
     assert "whose name ends with 2412005322" in the_line(capsys)
 
 
 def ended(code: int, reason: str) -> dict[str, Any]:
     """What Kubernetes says of a container that has ended."""
-    common = {"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0}
-    return {**common, "state": {"terminated": {"exitCode": code, "reason": reason}}}
+    return {**MAIN, "state": {"terminated": {"exitCode": code, "reason": reason}}}
 
 
 # What Kubernetes says of a pod that the kubelet has evicted; of a node that is shut down, the reason is Terminated.
@@ -602,15 +502,13 @@ EVICTED: dict[str, Any] = {
     "message": "The node was low on resource: memory.",
     "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}],
 }
-WAIT = ["--wait", "--poll-seconds", "0.01"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reason", ["Evicted", "Terminated"])
 def test_a_run_that_lost_a_pod_to_an_eviction_is_tried_again(
-    fake: FakePipelines, kubernetes: dict[str, Any], caplog: pytest.LogCaptureFixture, reason: str
+    fake: FakePipelines, cluster: Kubernetes, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:
-    kubernetes.update({**EVICTED, "reason": reason})
+    cluster.status.update({**EVICTED, "reason": reason})
     fake.states = ["RUNNING", "FAILED", "SUCCEEDED"]
     assert run(fake, SUBMIT, *WAIT) == 0
     assert len(fake.asked("POST", "/runs/r1:retry")) == len(fake.asked("POST", "/runs")) == 1
@@ -618,9 +516,9 @@ def test_a_run_that_lost_a_pod_to_an_eviction_is_tried_again(
 
 
 def test_it_is_tried_again_as_often_as_a_pod_would_be(
-    fake: FakePipelines, kubernetes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kubernetes.update(EVICTED)
+    cluster.status.update(EVICTED)
     fake.states = ["FAILED"]
     assert run(fake, SUBMIT, *WAIT) == 1
     assert len(fake.asked("POST", "/runs/r1:retry")) == 2
@@ -629,7 +527,6 @@ def test_it_is_tried_again_as_often_as_a_pod_would_be(
     assert len(fake.asked("POST", "/runs/r1:retry")) == 2  # who looks changes nothing
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "status",
     [
@@ -640,33 +537,32 @@ def test_it_is_tried_again_as_often_as_a_pod_would_be(
     ],
 )
 def test_a_run_that_failed_by_itself_is_not_tried_again(
-    fake: FakePipelines, kubernetes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None
+    fake: FakePipelines, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None
 ) -> None:
     if status is None:
         monkeypatch.setenv("KUBECONFIG", "none")
     else:
-        kubernetes.update(phase="Failed", **status)
+        cluster.status.update(phase="Failed", **status)
     fake.states = ["FAILED"]
     assert run(fake, SUBMIT, *WAIT) == 1
     assert not fake.asked("POST", "/runs/r1:retry")
 
 
-@pytest.mark.slow
 def test_a_retry_that_is_refused_leaves_the_failure(
     fake: FakePipelines,
-    kubernetes: dict[str, Any],
+    cluster: Kubernetes,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kubernetes.update(EVICTED)
+    cluster.status.update(EVICTED)
     fake.states, fake.failures["POST /runs/r1:retry"] = ["FAILED"], [403]
     assert run(fake, SUBMIT, *WAIT) == 1
     assert "not allowed in namespace team-a (403)" in caplog.text
     assert "place failed in pod" in the_line(capsys)
 
 
-def test_a_retry_whose_answer_was_lost_has_begun(fake: FakePipelines, kubernetes: dict[str, Any]) -> None:
-    kubernetes.update(EVICTED)
+def test_a_retry_whose_answer_was_lost_has_begun(fake: FakePipelines, cluster: Kubernetes) -> None:
+    cluster.status.update(EVICTED)
     fake.states, fake.failures["POST /runs/r1:retry"] = ["FAILED", "RUNNING", "SUCCEEDED"], [500, 400]
     assert run(fake, SUBMIT, *WAIT) == 0
 
@@ -704,12 +600,11 @@ def test_an_expired_token_is_named(fake: FakePipelines, tmp_path: Path, capsys: 
     assert "contains no token" in the_line(capsys) and len(fake.requests) == 2
 
 
-@pytest.mark.slow
 def test_who_waits_does_not_mind_a_401_for_a_moment(
     fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Kubeflow Pipelines answers so while it cannot ask Kubernetes whose token it is."""
-    wait = [*SUBMIT, "--wait", "--poll-seconds", "0.01"]
+    wait = [*SUBMIT, *WAIT]
     fake.states, fake.failures["GET /runs/r1"] = ["RUNNING", "SUCCEEDED"], [401] * 5
     assert run(fake, wait) == 0
     assert "SUCCEEDED: a run" in capsys.readouterr().out
@@ -719,30 +614,22 @@ def test_who_waits_does_not_mind_a_401_for_a_moment(
     assert "does not accept a call without a token (401)" in the_line(capsys)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("status", "code", "why"),
+    ("status", "why"),
     [
-        (400, 2, "rejects the call (400): told to answer 400. Correct the value"),
-        (403, 2, "not allowed in namespace team-a (403)"),
-        (404, 2, "not found at"),
+        (400, "rejects the call (400): told to answer 400. Correct the value"),
+        (403, "not allowed in namespace team-a (403)"),
+        (404, "not found at"),
     ],
 )
-def test_a_refusal_is_bad_input(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str], status: int, code: int, why: str
-) -> None:
+def test_a_refusal_is_bad_input(fake: FakePipelines, capsys: pytest.CaptureFixture[str], status: int, why: str) -> None:
     fake.failures["POST /runs"] = [status]
-    assert run(fake, SUBMIT) == code
+    assert run(fake, SUBMIT) == 2
     assert why in the_line(capsys)
     assert len(fake.asked("POST", "/runs")) == 1
 
 
-def test_a_run_that_is_not_there(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(fake, ["pipeline", "status", "r9", "--namespace", "team-a"]) == 2
-    assert "run r9: not found" in the_line(capsys)
-
-
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
+@pytest.mark.parametrize("status", [500, 503])
 def test_looking_is_tried_again(fake: FakePipelines, capsys: pytest.CaptureFixture[str], status: int) -> None:
     fake.failures["GET /runs/r1"] = [status] * 5
     assert run(fake, STATUS) == 0
@@ -786,11 +673,8 @@ def test_a_login_page_is_no_api(fake: FakePipelines, capsys: pytest.CaptureFixtu
 
 
 def test_nobody_at_the_address(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert main([*SUBMIT, "--endpoint", f"http://127.0.0.1:{port}"]) == 1
-    assert f"http://127.0.0.1:{port} cannot be reached" in the_line(capsys)
+    assert main([*SUBMIT, "--endpoint", "http://127.0.0.1:1"]) == 1
+    assert "http://127.0.0.1:1 cannot be reached" in the_line(capsys)
 
 
 @pytest.mark.parametrize(
