@@ -16,7 +16,6 @@ from hypothesis import settings
 from evenshard.base import console
 from support import servers
 from support.effort import FULL, LITTLE, search_with
-from support.loops import Loop, run_loops
 from support.repository import ROOT
 from support.tracking_builders import empty_file
 
@@ -86,12 +85,6 @@ def mlflow_server(s3: servers.S3, tmp_path_factory: pytest.TempPathFactory) -> I
     backend = f"sqlite:///{empty_file(tmp_path_factory.mktemp('mlflow'))}"
     with servers.mlflow_server(backend, s3) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPathFactory) -> list[Loop]:
-    """Loops with different settings, which have written to the one MLflow server."""
-    return run_loops(tmp_path_factory.mktemp("loops"), mlflow_server.url)
 
 
 @pytest.hookimpl(tryfirst=True)

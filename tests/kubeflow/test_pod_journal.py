@@ -44,12 +44,13 @@ def _pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf-1")
 
 
-@pytest.fixture
-def inputs(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tables and tasks."""
-    outputs = {name: dsl.Metrics(name=name, uri=str(tmp_path / "in" / name)) for name in ("tables", "tasks", "metrics")}
+    folder = tmp_path_factory.mktemp("in")
+    outputs = {name: dsl.Metrics(name=name, uri=str(folder / name)) for name in ("tables", "tasks", "metrics")}
     generate_tables.python_func(config=SMALL_PARAMS["generate_tables"], **outputs)
-    return tmp_path / "in"
+    return folder
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def pod(inputs: Path, out: Path, after: int | None = None) -> subprocess.Popen[str]:
-    """The pod, the child of a shell in a process group of its own, as it is the child of Kubeflow's launcher."""
+    """The pod, child of a shell in a process group of its own, as it is the child of Kubeflow's launcher."""
     words = [sys.executable, killable_pod.__file__, str(inputs), str(out), *([] if after is None else [str(after)])]
     shell = ["sh", "-c", '"$@"; exit $?', "launcher", *words]
     return subprocess.Popen(shell, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -117,12 +118,9 @@ def pod(inputs: Path, out: Path, after: int | None = None) -> subprocess.Popen[s
 def measured_until_killed(
     inputs: Path, out: Path, after: int, arrived: Callable[[], bool], grace_s: float | None = None
 ) -> list[str]:
-    """Keys of the placements that a pod has measured before it is killed.
+    """Keys of the ``after`` placements that a pod has measured and stored (``arrived``) before it is killed.
 
-    Args:
-        after: measurements in its journal by then.
-        arrived: true once they are where they are kept.
-        grace_s: seconds between SIGTERM and SIGKILL, both to its whole group; None for SIGKILL alone.
+    With ``grace_s``, its whole group gets SIGTERM so many seconds before SIGKILL.
     """
     with pod(inputs, out, after) as process:
         try:
@@ -151,17 +149,25 @@ def costs_in(out: Path) -> pa.Table:
     return pq.read_table(out / "costs/round_001.parquet").drop_columns(["measured_at"])
 
 
+@pytest.fixture(scope="module")
+def at_once(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], pa.Table]:
+    """What a pod measures that nobody kills, and the costs that it leaves."""
+    out = tmp_path_factory.mktemp("out")
+    return measured(inputs, out), costs_in(out)
+
+
 @pytest.mark.slow
-def test_a_pod_that_is_killed_measures_nothing_again(store: Store, inputs: Path, tmp_path: Path) -> None:
+def test_a_pod_that_is_killed_measures_nothing_again(
+    at_once: tuple[list[str], pa.Table], store: Store, inputs: Path, tmp_path: Path
+) -> None:
     """In a new folder, as a new pod does."""
-    whole = measured(inputs, tmp_path / "at once")
-    assert store.files() == {}
     done = measured_until_killed(inputs, tmp_path / "killed", 7, lambda: store.num_visits() == 7)
     assert not (tmp_path / "killed/costs/round_001.parquet").exists()
     shutil.rmtree(tmp_path / "killed")
     rest = measured(inputs, tmp_path / "last")
+    whole, costs = at_once
     assert Counter(done + rest) == Counter(whole) and len(rest) == len(whole) - 7
-    assert costs_in(tmp_path / "last").equals(costs_in(tmp_path / "at once"))
+    assert costs_in(tmp_path / "last").equals(costs)
     assert store.files() == {}
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from evenshard.cli import main
-from evenshard.tracking.records import current_parent
-from evenshard.tracking.run_files import find_by_tag
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
@@ -43,32 +39,6 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
-# Loops to compare: what each changes, by its name.
-CHANGES: dict[str, dict[str, dict[str, Any]]] = {
-    "1 round": {},
-    "2 rounds": {
-        "loop": {"num_rounds": 2},
-        "train_cost": {"minibatch_size": 32},
-        "train_policy": {"entropy_weight": 0.05},
-    },
-}
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop that has run.
-
-    Attributes:
-        name: its key in ``CHANGES``.
-        folder: where it has run.
-        run_id: of its parent run.
-    """
-
-    name: str
-    folder: Path
-    run_id: str
-
-
 def params_with(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: {**section, **changes.get(name, {})} for name, section in TINY.items()}
 
@@ -85,26 +55,3 @@ def run_loop(changes: Mapping[str, Mapping[str, Any]]) -> None:
         command, *arguments = stage["cmd"].split()
         assert command == "evenshard"
         assert main(arguments) == 0, f"{name} failed"
-
-
-def run_loops(folder: Path, mlflow_uri: str) -> list[Loop]:
-    """The loops of ``CHANGES``, each in a folder of its own; named in MLflow, as a user would in its pages."""
-    from mlflow import MlflowClient
-
-    client, loops = MlflowClient(mlflow_uri), []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
-        patch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
-        patch.setattr(sys, "argv", ["evenshard"])  # MLflow shows the program
-        for number, (name, changes) in enumerate(CHANGES.items()):
-            place = folder / f"loop_{number}"
-            place.mkdir()
-            patch.chdir(place)
-            run_loop(changes)
-            parent = current_parent()
-            assert parent is not None
-            experiment = client.get_experiment_by_name("evenshard").experiment_id
-            run_id = find_by_tag(client, experiment, parent.tag, parent.key)
-            client.update_run(run_id, name=name)
-            loops.append(Loop(name, place, run_id))
-    return loops

@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from getpass import getuser
 from pathlib import Path
@@ -26,12 +26,11 @@ from evenshard.tracking import run_files
 from evenshard.tracking.client import add_time_limits, first_line, protect_database
 from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.records import Record
-from evenshard.tracking.run_files import ensure_loop, flatten
-from support.http_server import hanging
+from evenshard.tracking.run_files import ensure_loop
+from support.http_server import hanging, num_taken
 from support.tracking_builders import AWAY, empty_mlflow, parts_of, runs_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 2}, "train_cost": {"seed": 0}}
-POINTS = [("loss", 3.0, 1000, 0), ("loss", 2.0, 1000, 1)]
 
 
 @pytest.fixture
@@ -76,37 +75,29 @@ def check_loop(client: Any) -> None:
     for run in (parent, *found.values()):
         assert run.info.status == "FINISHED"
         assert run.data.tags["evenshard.params_hash"] == params_hash(PARAMS)
-        assert run.data.tags["evenshard.git_commit"]
-        assert "torch " in run.data.tags["evenshard.libraries"]
+        assert run.data.tags["evenshard.git_commit"] and "torch " in run.data.tags["evenshard.libraries"]
         assert run.data.tags["mlflow.source.name"] and run.data.tags["mlflow.user"] == run.info.user_id == getuser()
-    for run in found.values():
-        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run is parent or run.data.tags["mlflow.parentRunId"] == parent.info.run_id
     train = found["train_cost_2"]
+    tags = train.data.tags
     assert train.data.params == {"seed": "0"}
-    assert train.data.tags["evenshard.round"] == "2"
-    assert train.data.tags["evenshard.hardware"] == "simulated: adds up"
-    for key in ("evenshard.hardware", "evenshard.costs_sha256", "evenshard.costs_dvc_md5"):
-        assert parent.data.tags[key] == train.data.tags[key]
+    assert (tags["evenshard.round"], tags["evenshard.hardware"]) == ("2", "simulated: adds up")
     history = client.get_metric_history(train.info.run_id, "loss_per_update")
     assert [(point.step, point.value) for point in history] == [(0, 3.0), (1, 2.0), (2, 1.0)]
     [dataset] = train.inputs.dataset_inputs
-    sha256 = train.data.tags["evenshard.costs_sha256"]
+    sha256 = tags["evenshard.costs_sha256"]
     assert dataset.dataset.digest == sha256[:36] and len(sha256) == 64
     of_dataset = {tag.key: tag.value for tag in dataset.tags}
     assert of_dataset["mlflow.data.context"] == "training"
     for key in ("evenshard.costs_sha256", "evenshard.costs_dvc_md5"):
-        assert of_dataset[key] == train.data.tags[key]
+        assert of_dataset[key] == tags[key] == parent.data.tags[key]
     assert {one.path for one in client.list_artifacts(train.info.run_id)} == {"cost_net", "costs.parquet"}
     versions = client.search_model_versions()
     assert sorted(one.name for one in versions) == ["evenshard-cost", "evenshard-policy"]
     for one in versions:
-        assert (one.version, one.run_id) == (1, train.info.run_id) or (str(one.version), one.run_id) == (
-            "1",
-            train.info.run_id,
-        )
-        assert one.tags["evenshard.costs_sha256"] == sha256
-        assert one.tags["evenshard.num_measured"] == "1"
-        assert one.tags["evenshard.device_error"] == ("assumed accurate to a factor of 3.49 (unverified)")
+        assert (str(one.version), one.run_id) == ("1", train.info.run_id)
+        assert (one.tags["evenshard.costs_sha256"], one.tags["evenshard.num_measured"]) == (sha256, "1")
+        assert one.tags["evenshard.device_error"] == "assumed accurate to a factor of 3.49 (unverified)"
         assert one.tags["evenshard.metric.evenshard.mean_measured_ms"] == "1.5"
     assert len(train.outputs.model_outputs) == 2
     assert [one.dataset.digest for one in parent.inputs.dataset_inputs] == [dataset.dataset.digest]
@@ -121,16 +112,6 @@ def test_a_loop_is_a_run_with_a_run_for_each_stage(
     a_loop(workdir)
     check_loop(client)
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.slow
-def test_loops_of_equal_settings_have_names_of_their_own(client: Any) -> None:
-    for _ in range(2):
-        with tracking.stage_run("generate_tables", PARAMS, {}) as run:
-            run.conclude({"one": 1.0})
-    experiment = client.get_experiment_by_name("evenshard").experiment_id
-    names = [run.info.run_name for run in client.search_runs([experiment])]
-    assert len(names) == 4 and len({*names}) == 2 + 1
 
 
 def test_other_settings_or_new_tables_are_another_loop(client: Any) -> None:
@@ -164,7 +145,7 @@ def test_a_stage_that_fails_is_a_run_that_failed(client: Any) -> None:
     assert runs_of(client)["train_cost_1"].info.status == "FAILED"
 
 
-@pytest.mark.parametrize("number", [14, 49, 85])
+@pytest.mark.parametrize("number", [14, 49])
 def test_an_order_to_end_while_a_run_begins_ends_it_as_killed(
     client: Any, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -228,9 +209,6 @@ def test_a_table_is_one_that_mlflow_reads(client: Any, workdir: Path) -> None:
     assert table["ms"][0] == 1.5 and table["ms"].isna()[1]
 
 
-# Away ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("away")
 def test_stages_go_on_while_mlflow_is_away_and_say_so_once(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
@@ -281,8 +259,7 @@ class Dying:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("nth", "heard"),
-    [*((nth, False) for nth in (1, 4, 12, 24, 34, 44, 53)), *((nth, True) for nth in (3, 7, 18, 28, 39, 49, 57))],
+    ("nth", "heard"), [(1, False), (12, False), (34, False), (3, True), (7, True), (28, True), (57, True)]
 )
 def test_wherever_mlflow_dies_it_has_all_of_a_loop_once_when_it_is_back(
     client: Any, workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, heard: bool, nth: int
@@ -318,18 +295,12 @@ def test_mlflow_is_asked_again_by_the_next_run(
     assert runs_of(client)["train_cost_1"].data.metrics == {"one": 1.0}
 
 
-# Settings ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("uri", ["http://s3cr@127.0.0.1:9", "http://bob:s3cr/et@127.0.0.1:9"])
 def test_no_command_gives_a_password_away(workdir: Path, uri: str) -> None:
     """Neither printed, nor logged or warned of by a library, nor in a file."""
     (workdir / "tables.csv").write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,1\nb,1000,16,1\n")
-    commands = [
-        ["place", "tables.csv", "--devices", "2", "--model", "models:/x@champion"],
-        ["describe", "none.json"],
-    ]
+    place = ["place", "tables.csv", "--devices", "2", "--model", "models:/x@champion"]
     code = f"""
 import warnings
 from evenshard import tracking
@@ -339,7 +310,7 @@ log_to_stderr()
 warnings.warn("of {uri}/x")
 with tracking.stage_run("benchmark_1", {PARAMS}, {{}}) as run:
     run.metrics({{"one": 1.0}})
-print([main(command) for command in {commands}])
+print(main({place}))
 """
     environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -348,7 +319,7 @@ print([main(command) for command in {commands}])
     assert any(path.name == "mlflow_parent.json" for path in files)
     assert "s3cr" not in said and not any(b"s3cr" in path.read_bytes() for path in files)
     assert said.count("***@127.0.0.1:9") >= 1 + 1 + 1
-    assert done.stdout.splitlines()[-1] == ("[2, 2]" if "/et" in uri else "[1, 2]")
+    assert done.stdout.splitlines()[-1] == ("2" if "/et" in uri else "1")
 
 
 def test_a_database_that_is_away_is_noticed_at_once(
@@ -430,55 +401,33 @@ def test_a_database_has_time_limits_of_its_own(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["http", "postgresql+psycopg"])
 def test_a_server_that_hangs_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, workdir: Path, caplog: pytest.LogCaptureFixture, scheme: str
+    monkeypatch: pytest.MonkeyPatch, workdir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It takes connections and says nothing: at the start, and when there is something to log."""
-    if "+" in scheme:
-        pytest.importorskip("psycopg")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     with hanging() as server:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}://me:secret@127.0.0.1:{server.port}/db")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{server.getsockname()[1]}")
         with tracking.stage_run("evaluate", PARAMS, {}) as run:
             run.metrics({"one": 1.0})
-            run.metrics({"two": 1.0})
             run.conclude({"one": 1.0})
+        assert num_taken(server) == 1 + 2, "at the start, and for its file"
         with pytest.raises(TrackingFailed) as caught:
             tracking.champion()
-    assert len(server.taken) == 2 + 1
     away, kept = (one.getMessage() for one in caplog.records)
     for said in (away, str(caught.value)):
-        assert "://***@127.0.0.1" in said and ("timed out" in said or "timeout expired" in said)
+        assert "://***@127.0.0.1" in said and "timed out" in said
     assert "mlflow_backlog" in kept and "secret" not in caplog.text + str(caught.value)
     assert not any(b"secret" in path.read_bytes() for path in workdir.rglob("*") if path.is_file())
 
 
-def test_settings_are_flat() -> None:
-    assert flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": None}) == {"a.b.c": "1", "a.d": "[1, 2]", "e": "None"}
-
-
-def _refused() -> None:
-    raise ConnectionRefusedError(111, "Connection refused")
-
-
-def _read_only() -> None:
-    raise sqlite3.OperationalError("attempt to write a readonly database")
-
-
-@pytest.mark.parametrize(
-    ("raising", "says"),
-    [
-        (_refused, "Connection refused"),
-        (_read_only, "attempt to write a readonly database"),
-        (lambda: int("x"), "invalid literal"),
-    ],
-)
-def test_of_a_chain_of_errors_the_first_says_what_happened(raising: Callable[[], None], says: str) -> None:
-    with pytest.raises(RuntimeError) as caught:
-        try:
-            raising()
-        except Exception as error:
-            raise RuntimeError("invalid literal after a long way\nand more") from error
-    assert first_line(caught.value).startswith(says)
+def test_of_a_chain_of_errors_the_first_says_what_happened() -> None:
+    for first, says in (
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+        (sqlite3.OperationalError("attempt to write a readonly database"), "attempt to write a readonly database"),
+        (ValueError("a detail"), "a long way"),
+    ):
+        error = RuntimeError("a long way\nand more")
+        error.__cause__ = first
+        assert first_line(error).startswith(says)
