@@ -55,11 +55,15 @@ def closure(edges: Edges) -> Edges:
     return found
 
 
-@pytest.mark.parametrize("num_parts", [1, 4])
-def test_the_stages_are_those_of_dvc_yaml(folder: Path, num_parts: int) -> None:
-    package = compiled(
-        "train", folder / "params.yaml", folder / "t.yaml", replace(default_cluster(), num_parts=num_parts)
-    )
+@pytest.fixture(scope="module")
+def whole_rounds(folder: Path) -> Path:
+    """The loop with rounds that are measured in one part, for a small cluster."""
+    return compiled("train", folder / "params.yaml", folder / "whole.yaml", default_cluster(small=True))
+
+
+@pytest.mark.parametrize("in_parts", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_the_stages_are_those_of_dvc_yaml(request: pytest.FixtureRequest, in_parts: bool) -> None:
+    package = request.getfixturevalue("packages")["train"] if in_parts else request.getfixturevalue("whole_rounds")
 
     def stage(task: str) -> str:
         return task.replace("merge_costs", "benchmark").replace("generate-tables", "generate_tables")
@@ -71,7 +75,7 @@ def test_the_stages_are_those_of_dvc_yaml(folder: Path, num_parts: int) -> None:
     assert closure(of_kubeflow) == closure(of_dvc)
     names = {task.name.rpartition("/")[2] for task in pods(package)}
     assert {stage(name) for name in names} == {*stages, "record-outcome"}
-    assert any(name.startswith("merge") for name in names) == (num_parts > 1)
+    assert any(name.startswith("merge") for name in names) == in_parts
 
 
 def test_the_picture_shows_these_stages() -> None:
@@ -161,16 +165,12 @@ def test_only_what_measures_on_gpus_asks_for_them(packages: dict[str, Path]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PIPELINES)
-def test_the_settings_for_a_small_cluster_leave_half_of_four_cpus_to_others(folder: Path, name: str) -> None:
+def test_the_settings_for_a_small_cluster_leave_half_of_four_cpus_to_others(whole_rounds: Path) -> None:
     """A task may run beside every other that neither waits for it nor is waited for, as often as there are parts."""
-    cluster = default_cluster(small=True)
-    package = compiled(name, folder / "params.yaml", folder / "small.yaml", cluster)
+    cluster, package = default_cluster(small=True), whole_rounds
     order = closure({(a, b) for a, b in edges_of(package)})
     tasks = {task.name.rpartition("/")[2]: task.executor["container"]["resources"] for task in pods(package)}
     tasks.pop("record-outcome", None)  # after all others
-    if "drift" in tasks:  # the others wait for what it says
-        order |= {("drift", other) for other in tasks}
     for one in tasks:
         beside = [other for other in tasks if not {(one, other), (other, one)} & order]
         asked = [tasks[other] for other in beside for _ in range(cluster.num_parts if "benchmark" in other else 1)]
@@ -253,8 +253,6 @@ def test_own_tables_are_read_by_the_task_and_their_hash_is_part_of_the_key(folde
         ("place", {"tables": "s3://b/t.csv", "model": "gs://b/m"}, {("importer", "place")}),
         ("place", {"tables": "s3://b/t.csv", "model": "s3://b/m"}, set()),
         ("retrain", {"tables": "minio://b/t.csv"}, {("importer", "drift"), ("importer", "generate-tables")}),
-        ("train", {"source": "minio://b/t.csv"}, {("importer", "generate-tables")}),
-        ("train", {"source": "s3://b/t.csv"}, set()),
     ],
 )
 def test_kubeflow_brings_what_pods_cannot_read_themselves(
@@ -343,10 +341,9 @@ def test_the_command_writes_package_and_platform_in_one_file(workdir: Path, caps
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["-o", "pipeline.json"], "a compiled pipeline is YAML"),
-        (["-o", "p.yaml", "--params", "none.yaml"], "none.yaml: no such file"),
+        (["--pipeline", "place", "-o", "pipeline.json"], "a compiled pipeline is YAML"),
         (["-o", "p.yaml", "--cluster", "none.yaml"], "none.yaml: no such file"),
-        (["-o", "p.yaml", "--set", "tabels=x"], "the pipeline has no parameter 'tabels'"),
+        (["--pipeline", "place", "-o", "p.yaml", "--set", "tabels=x"], "the pipeline has no parameter 'tabels'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

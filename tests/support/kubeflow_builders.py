@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,14 @@ def compiled(name: str, params: Path, out: Path, cluster: Cluster | None = None,
     return out
 
 
+@cache
+def _documents(package: Path, written: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    return pipeline_documents(package)
+
+
 def tasks_of(package: Path) -> list[Task]:
     """All tasks that run a container or import an artifact, groups opened."""
-    spec, platform = pipeline_documents(package)
+    spec, platform = _documents(package, package.stat().st_mtime_ns)
     executors = spec["deploymentSpec"]["executors"]
     settings = platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
 
@@ -57,7 +63,7 @@ def tasks_of(package: Path) -> list[Task]:
 
 def edges_of(package: Path) -> set[tuple[str, str]]:
     """(from, to) among the tasks by their shown names, groups opened: who reads what whom has written."""
-    spec, _ = pipeline_documents(package)
+    spec, _ = _documents(package, package.stat().st_mtime_ns)
     edges: set[tuple[str, str]] = set()
 
     def shown(name: str, task: dict[str, Any]) -> str:
