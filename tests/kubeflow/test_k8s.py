@@ -239,57 +239,28 @@ def test_who_may_talk_to_whom() -> None:
 
 
 @nightly
-def test_pods_that_want_a_gpu_wait_for_one_and_push_nobody_off() -> None:
-    manifests = [*built("overlays/nvidia-gpu"), *built("trainjob")]
-    wanting = {name: pod["spec"] for name, pod in pods(manifests) if "nvidia.com/gpu" in yaml.safe_dump(pod)}
-    assert set(wanting) == {"gpu-check", "evenshard-benchmark"}
-    for spec in wanting.values():
-        assert spec["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
-        assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-        assert any(volume.get("emptyDir", {}).get("medium") == "Memory" for volume in spec["volumes"])
-    (priority,) = of_kind(manifests, "PriorityClass")
-    assert priority["preemptionPolicy"] == "Never" and priority["globalDefault"] is False
-
-
-@nightly
-def test_the_train_job_is_what_kubeflow_trainer_and_evenshard_expect() -> None:
+def test_commands_are_ones_that_evenshard_knows() -> None:
     (check,) = of_kind(built("overlays/nvidia-gpu"), "Job")
     script = check["spec"]["template"]["spec"]["containers"][0]["args"][0]
     lines = [shlex.split(line)[1:] for line in script.splitlines() if line.startswith("evenshard ")]
-    (job,), (runtime,) = (of_kind(built("trainjob"), kind) for kind in ("TrainJob", "TrainingRuntime"))
-    assert {one["apiVersion"] for one in (job, runtime)} == {"trainer.kubeflow.org/v1alpha1"}
-    trainer = job["spec"]["trainer"]
-    assert (trainer["command"], trainer["args"][:2]) == (["torchrun"], ["-m", "evenshard"])
-    parsed = [_parser().parse_args(line) for line in (*lines, trainer["args"][2:])]
-    assert [one.command for one in parsed] == ["generate-tables", "benchmark", "describe", "benchmark"]
-    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
-    assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
-    # Trainer finds the pods by this label and these two names, and sets torchrun's variables itself.
-    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    assert node["name"] == "node" == job_of(runtime)["spec"]["template"]["spec"]["containers"][0]["name"]
-    assert "torch" in runtime["spec"]["mlPolicy"] and "name: PET_" not in yaml.safe_dump([job, runtime])
-    (job,) = of_kind(built("trainjob-rdma"), "TrainJob")  # which refuses sockets
-    assert _parser().parse_args(job["spec"]["trainer"]["args"][2:]).expect_transport == "ib"
+    trainers = [of_kind(built(folder), "TrainJob")[0]["spec"]["trainer"] for folder in ("trainjob", "trainjob-rdma")]
+    for trainer in trainers:
+        assert (trainer["command"], trainer["args"][:2]) == (["torchrun"], ["-m", "evenshard"])
+        assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
+    parsed = [_parser().parse_args(line) for line in (*lines, *(trainer["args"][2:] for trainer in trainers))]
+    assert [one.command for one in parsed] == ["generate-tables", "benchmark", "describe", "benchmark", "benchmark"]
+    assert parsed[-1].expect_transport == "ib"
 
 
 @nightly
 @pytest.mark.parametrize("cloud", IDENTITIES)
 def test_with_workload_identity_no_pod_has_a_key_to_storage(cloud: str) -> None:
-    manifests = built(f"identity/{cloud}")
+    manifests = [*built(f"identity/{cloud}"), *built("trainjob")]
     accounts = {one["metadata"]["name"]: one["metadata"] for one in of_kind(manifests, "ServiceAccount")}
     for name in (RUNNER, "evenshard-mlflow"):
         assert accounts[name]["annotations"][IDENTITIES[cloud]]
-    with_nodes = {name: pod["spec"] for name, pod in pods([*manifests, *built("trainjob")])}
-    assert {name: {one["name"] for one in mentions(spec, "secretRef")} for name, spec in with_nodes.items()} == {
-        "evenshard-mlflow": {"evenshard-mlflow"},  # its database and its admin
-        "evenshard-benchmark": {"evenshard-mlflow-client"},  # the user of MLflow
-        "gpu-check": set(),
-    }
-    assert not any("secretKeyRef" in yaml.safe_dump(spec) for spec in with_nodes.values())
-    (mlflow,) = of_kind(manifests, "Deployment")
-    labels = mlflow["spec"]["template"]["metadata"]["labels"]
-    assert (labels.get("azure.workload.identity/use") == "true") == (cloud == "azure")
+    # the database and admin of MLflow, and its user
+    assert {one["name"] for one in mentions(manifests, "secretRef")} == {"evenshard-mlflow", "evenshard-mlflow-client"}
+    assert not list(mentions(manifests, "secretKeyRef"))
     (endpoints,) = of_kind(manifests, "ConfigMap")
     assert "AWS_ENDPOINT_URL" not in endpoints["data"], "which would be that of STS, too"
-    assert of_kind(built("overlays/nvidia-gpu"), "Role") == of_kind(manifests, "Role")

@@ -82,9 +82,8 @@ def loops() -> list[Loop]:
     """Return the parent runs of the experiment, the newest first."""
     client = connect()
     experiment = client.get_experiment_by_name(experiment_name())
-    runs = [] if experiment is None else client.search_runs([experiment.experiment_id])
     of_parent: dict[str, list[Any]] = {}
-    for run in runs:
+    for run in [] if experiment is None else client.search_runs([experiment.experiment_id]):
         of_parent.setdefault(run.data.tags.get("mlflow.parentRunId", ""), []).append(run)
     return [Loop(run, of_parent.get(run.info.run_id, [])[::-1]) for run in of_parent.get("", [])]
 

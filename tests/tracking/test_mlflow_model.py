@@ -11,11 +11,9 @@ import pytest
 
 import evenshard
 from evenshard import tracking
-from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.errors import BadConfig
 from evenshard.base.units import bytes_to_gb
 from evenshard.tables.files import save_tables
-from evenshard.tables.sources import tables_in_python
-from evenshard.tables.table import Table
 from evenshard.tracking.pyfunc import build_serving_code
 from support.builders import some_tables
 from support.tracking_builders import empty_mlflow, register_model, write_model
@@ -84,15 +82,11 @@ def test_the_policy_places_by_itself(registry: Path) -> None:
 @pytest.mark.slow
 def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None:
     few = rows()[["name", "num_rows", "embedding_dim", "pooling_factor"]]
-    with_few, with_all = (
-        one.assign(device=pd.factorize(one["device"])[0])  # devices are alike, and their names are nothing
-        for one in (served("evenshard-cost", few), served("evenshard-cost", rows()))
-    )
-    pd.testing.assert_frame_equal(with_few, with_all)
+    found = [served("evenshard-cost", one) for one in (few, rows())]
+    # devices are alike, and their names are nothing
+    pd.testing.assert_frame_equal(*(one.assign(device=pd.factorize(one["device"])[0]) for one in found))
     with pytest.raises(Exception, match="pooling_factor"):
         served("evenshard-cost", few.drop(columns="pooling_factor"))
-    with pytest.raises(BadFile, match="records 1, 2, 3, 4, 5, 6: num_rows is 0"):
-        served("evenshard-cost", few.assign(num_rows=0))
 
 
 @pytest.mark.slow
@@ -103,14 +97,6 @@ def test_weight_bits_and_memory_count(registry: Path) -> None:
         served("evenshard-cost", rows().drop(columns="weight_bits"), **own)
     half = served("evenshard-cost", rows().assign(weight_bits=16), **own)
     assert set(half["device"]) == {0, 1}
-
-
-def test_rows_of_tables_hold_everything_that_a_table_file_does(tmp_path: Path) -> None:
-    shared = Table("s", 9, 4, 3.0, feature_names=("a", "b"), feature_pooling_factors=(1.0, 2.0), pooling="none")
-    tables = (*TABLES, shared, Table("w", 9, 4, 3.0, None, 16, "bf16", is_weighted=True, row_shares=(0.5, 0.5)))
-    save_tables(tables, tmp_path / "t.parquet")
-    read = tables_in_python(pd.read_parquet(tmp_path / "t.parquet"), 8)
-    assert read is not None and read.tables == tables
 
 
 def test_a_version_holds_code_as_text_and_what_it_needs(registry: Path) -> None:

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -39,11 +38,7 @@ LOSSES = [4.0, 3.0, 2.5, 2.25]
 CHANGES: dict[str, dict[str, dict[str, Any]]] = {
     "1 round": {},
     "more entropy": {"train_policy": {"entropy_weight": 0.01}},
-    "2 rounds": {
-        "loop": {"num_rounds": 2},
-        "train_cost": {"minibatch_size": 32},
-        "train_policy": {"entropy_weight": 0.05},
-    },
+    "2 rounds": {"loop": {"num_rounds": 2}, "train_cost": {"minibatch_size": 32}},
 }
 CHANGED = ["loop.num_rounds", "train_cost.minibatch_size", "train_policy.entropy_weight"]
 COMPARED = ["evenshard.mean_measured_ms", "dreamshard.mean_measured_ms"]
@@ -62,14 +57,12 @@ def at(workdir: Path, mlflow_server: servers.MLflow, monkeypatch: pytest.MonkeyP
     return workdir
 
 
-@pytest.mark.parametrize("away", ["server", "server in the middle", "s3"])
+@pytest.mark.parametrize("away", ["server", "s3"])
 def test_an_outage_costs_nothing_and_mlflow_gets_all_of_it_once_later(
     at: Path, mlflow_server: servers.MLflow, s3: servers.S3, caplog: pytest.LogCaptureFixture, away: str
 ) -> None:
     dies = s3 if away == "s3" else mlflow_server
     try:
-        if away != "server in the middle":
-            dies.kill()
         with tracking.stage_run("train_cost_1", PARAMS, {"seed": 0}) as run:
             dies.kill()
             run.series("loss_per_update", LOSSES)
@@ -88,14 +81,13 @@ def test_an_outage_costs_nothing_and_mlflow_gets_all_of_it_once_later(
     runs = runs_of(client, name)
     stage, [parent] = runs.pop("train_cost_1"), runs.values()
     losses = client.get_metric_history(stage.info.run_id, "loss_per_update")
-    assert [(one.step, one.value) for one in losses] == list(enumerate(LOSSES))
+    assert [one.value for one in losses] == LOSSES
     assert stage.info.status == parent.info.status == "FINISHED"
     assert stage.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert [one.path for one in client.list_artifacts(stage.info.run_id)] == ["costs.parquet"]
     assert len(stage.inputs.dataset_inputs) == 1 and len(stage.outputs.model_outputs) == 2
     models = client.search_logged_models([stage.info.experiment_id])
-    ready = [(name, "READY") for name in ("evenshard-cost", "evenshard-policy")]
-    assert sorted((one.name, str(one.status)) for one in models) == ready
+    assert [str(one.status) for one in models] == ["READY", "READY"]
     assert len(client.search_model_versions(f"run_id = '{stage.info.run_id}'")) == 2
 
 
@@ -174,7 +166,6 @@ def test_whole_loops_arrive_with_their_files_and_a_model_that_can_be_used(
     client = connect()
     for loop in loops:
         parent, params, stages = client.get_run(loop.run_id), params_with(CHANGES[loop.name]), stages_of(client, loop)
-        assert parent.data.params["train_policy.entropy_weight"] == str(params["train_policy"]["entropy_weight"])
         rounds = range(1, params["loop"]["num_rounds"] + 1)
         of_rounds = {f"{stage}_{k}" for stage in ("benchmark", "train_cost", "train_policy") for k in rounds}
         assert set(stages) == {*of_rounds, "generate_tables", "evaluate"}
@@ -191,10 +182,7 @@ def test_whole_loops_arrive_with_their_files_and_a_model_that_can_be_used(
 
 # In a browser --------------------------------------------------------------------------------------------------------
 
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 # Without the panel of MLflow's assistant, and with the switch at "Model training", which MLflow remembers.
 TIDY = """
 localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
@@ -210,9 +198,8 @@ def page() -> Iterator[Any]:
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         pytest.skip("no Chromium here: apt-get install chromium")
-    api.expect.set_options(timeout=1000 * PATIENCE_S)
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=FLAGS.split())
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         opened = browser.new_page(viewport={"width": 1500, "height": 1000})
         opened.set_default_timeout(1000 * PATIENCE_S)
         opened.add_init_script(TIDY)
@@ -234,13 +221,6 @@ def take_picture(page: Any, name: str, height: int, folder: Path) -> None:
 def runs_page(page: Any, loops: list[Loop], at: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     return f"{os.environ['MLFLOW_TRACKING_URI']}/#/experiments/{experiment_id(connect())}/runs"
-
-
-def shows(page: Any, *texts: str) -> None:
-    from playwright.sync_api import expect
-
-    for text in texts:
-        expect(page.locator("body")).to_contain_text(text)
 
 
 def test_loops_are_ticked_and_compared(page: Any, runs_page: str, loops: list[Loop], tmp_path: Path) -> None:
@@ -272,32 +252,8 @@ def test_loops_are_ticked_and_compared(page: Any, runs_page: str, loops: list[Lo
     page.keyboard.press("Escape")
     page.locator(".js-plotly-plot").first.get_by_text(COMPARED[-1]).wait_for()
     take_picture(page, "compare", 940, tmp_path)
-    shows(page, *(loop.name for loop in loops))
-
-
-def test_losses_of_all_rounds_are_curves(page: Any, runs_page: str, loops: list[Loop]) -> None:
-    client, experiment = connect(), runs_page.split("/")[-2]
-    stages = stages_of(client, loops[-1])
-    found = [stages[name] for name in ("train_cost_1", "train_cost_2")]
-    asked = {
-        "runs": json.dumps([run.info.run_id for run in found]),
-        "metric": '"loss_per_update"',
-        "experiments": json.dumps([experiment]),
-        "plot_metric_keys": '["loss_per_update"]',
-        "plot_layout": '{"autosize":true,"xaxis":{},"yaxis":{"type":"log"}}',
-        "x_axis": "step",
-        "y_axis_scale": "log",
-        "line_smoothness": "1",
-        "show_point": "false",
-        "deselected_curves": "[]",
-        "last_linear_y_axis_range": "[]",
-    }
-    server = runs_page.partition("/#")[0]
-    page.goto(f"{server}/#/metric?{'&'.join(f'{key}={quote(value)}' for key, value in asked.items())}")
-    page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
-    for run in found:
-        points = client.get_metric_history(run.info.run_id, "loss_per_update")
-        shows(page, f"{run.info.run_name} (loss_per_update)", f"{points[-1].value} (step={len(points) - 1})")
+    for loop in loops:
+        page.get_by_text(loop.name).first.wait_for()
 
 
 def test_descriptions_lead_from_page_to_page(page: Any, runs_page: str, loops: list[Loop], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from evenshard import tracking
 from evenshard.base.errors import BadConfig, BadFile, TrackingFailed
 from evenshard.sharders.models import load_model
+from evenshard.tracking.client import connect
 from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.registry import copy_parts, ensure_models, register_folder
 from support.tracking_builders import AWAY, empty_mlflow, register_model, write_model
@@ -120,23 +121,18 @@ def test_the_champion_is_who_was_named_last(registry: Path) -> None:
         assert tracking.model_version(CHAMPION) == champion
     with pytest.raises(BadConfig, match="version=7"):
         tracking.set_champion(tracking.REGISTERED_COST, "7")
-    still = tracking.champion()
-    assert still is not None and still.version == "2"
+    assert tracking.champion() == champion
 
 
 def test_a_folder_that_is_registered_is_not_registered_again(registry: Path) -> None:
-    known = tracking.model_version("models:/evenshard-cost/1")
     version, policy = register_folder(registry / "round_0", build_serving_code())
-    assert (version.tags["evenshard.model_sha256"], policy) == (
-        known.tags["evenshard.model_sha256"],
-        tracking.model_version("models:/evenshard-policy/1"),
-    )
+    sha256 = tracking.model_version("models:/evenshard-cost/1").tags["evenshard.model_sha256"]
+    assert version.tags["evenshard.model_sha256"] == sha256
+    assert policy == tracking.model_version("models:/evenshard-policy/1")
 
 
 def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
+    client = connect()
     experiment = client.get_experiment_by_name("evenshard").experiment_id
     runs = [client.create_run(experiment).info.run_id for _ in range(2)]
     versions = [register_model(registry / "round_0", build_serving_code(), {}, run_id=run) for run in runs]
@@ -148,22 +144,21 @@ def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
     assert other.model_id != versions[0].model_id, "another model of the same run has files of its own"
 
 
+def gone(*args: Any, **named: Any) -> Any:
+    raise ConnectionResetError("the server is gone")
+
+
 def test_what_was_not_finished_is_no_version_and_is_finished_by_another_try(
     registry: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{registry}/mlflow.db")
+    client = connect()
     experiment = client.get_experiment_by_name("evenshard").experiment_id
     run_id = client.create_run(experiment).info.run_id
     model = write_model(tmp_path / "model", seed=5)
 
-    def torn(model_id: str, local_dir: str) -> None:
-        raise ConnectionResetError("the server is gone")
-
     before = len(client.search_model_versions())
     with monkeypatch.context() as patch:
-        patch.setattr(client, "log_model_artifacts", torn)
+        patch.setattr(client, "log_model_artifacts", gone)
         with pytest.raises(ConnectionResetError):
             register_model(model, build_serving_code(), {}, run_id=run_id, client=client)
     of_run = f"source_run_id = '{run_id}'"
@@ -177,17 +172,13 @@ def test_what_was_not_finished_is_no_version_and_is_finished_by_another_try(
 
 
 def test_both_models_are_registered_or_none(registry: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{registry}/mlflow.db")
+    client = connect()
     before = {(one.name, one.version) for one in client.search_model_versions()}
     model = write_model(tmp_path / "model", seed=11)
     make = client.create_model_version
 
     def refused(name: str, *args: Any, **named: Any) -> Any:
-        if name == tracking.REGISTERED_COST:
-            raise ConnectionResetError("the server is gone")
-        return make(name, *args, **named)
+        return (gone if name == tracking.REGISTERED_COST else make)(name, *args, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(client, "create_model_version", refused)
