@@ -19,12 +19,7 @@ from support.repository import ROOT
 K8S = ROOT / "k8s"
 RUNNER = "evenshard-runner"
 OVERLAYS = ("cpu", "nvidia-gpu", "local")
-# Folders of ``identity/``, and the annotation by which each cloud knows an account.
-IDENTITIES = {
-    "aws": "eks.amazonaws.com/role-arn",
-    "gke": "iam.gke.io/gcp-service-account",
-    "azure": "azure.workload.identity/client-id",
-}
+IDENTITIES = ("aws", "gke", "azure")  # folders of identity/
 FOLDERS = (*(f"overlays/{name}" for name in OVERLAYS), *(f"identity/{name}" for name in IDENTITIES), "trainjob")
 # The base manifests are those of the first overlay; the others differ in little.
 nightly = pytest.mark.nightly
@@ -164,6 +159,7 @@ def test_the_namespace_lets_in_no_other_pods_and_sets_their_defaults(name: str) 
 def test_secrets_are_named_never_carried(folder: str) -> None:
     manifests = built(folder)
     assert not of_kind(manifests, "Secret")
+    assert not (folder.startswith("identity/") and list(mentions(manifests, "secretKeyRef")))  # no key to storage
     examples = yaml.safe_load_all((K8S / "secrets.example.yaml").read_text())
     shown = {one["metadata"]["name"]: one["stringData"] for one in examples}
     for reference in mentions(manifests, "secretKeyRef"):
@@ -250,17 +246,3 @@ def test_commands_are_ones_that_evenshard_knows() -> None:
     parsed = [_parser().parse_args(line) for line in (*lines, *(trainer["args"][2:] for trainer in trainers))]
     assert [one.command for one in parsed] == ["generate-tables", "benchmark", "describe", "benchmark", "benchmark"]
     assert parsed[-1].expect_transport == "ib"
-
-
-@nightly
-@pytest.mark.parametrize("cloud", IDENTITIES)
-def test_with_workload_identity_no_pod_has_a_key_to_storage(cloud: str) -> None:
-    manifests = [*built(f"identity/{cloud}"), *built("trainjob")]
-    accounts = {one["metadata"]["name"]: one["metadata"] for one in of_kind(manifests, "ServiceAccount")}
-    for name in (RUNNER, "evenshard-mlflow"):
-        assert accounts[name]["annotations"][IDENTITIES[cloud]]
-    # the database and admin of MLflow, and its user
-    assert {one["name"] for one in mentions(manifests, "secretRef")} == {"evenshard-mlflow", "evenshard-mlflow-client"}
-    assert not list(mentions(manifests, "secretKeyRef"))
-    (endpoints,) = of_kind(manifests, "ConfigMap")
-    assert "AWS_ENDPOINT_URL" not in endpoints["data"], "which would be that of STS, too"

@@ -419,7 +419,6 @@ def test_it_is_tried_again_as_often_as_a_pod_would_be(fake: Pipelines, cluster: 
 @pytest.mark.parametrize(
     "status",
     [
-        {"containerStatuses": [ended(2, "Error")]},  # bad input
         {"containerStatuses": [ended(137, "OOMKilled")]},
         {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"},
         None,  # no pod of that name is there any more

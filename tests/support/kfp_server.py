@@ -1,7 +1,7 @@
 """A server that answers like Kubeflow Pipelines' v2beta1 API, as far as evenshard asks it. It runs nothing.
 
-What it says of runs is what Kubeflow Pipelines 2.17 said of real ones (kubeflow_runs.json), with all nodes of
-Argo's, no errors and no names of pods. Of requests it shows the shape on the wire, not that a cluster would take them.
+What it says of runs is what Kubeflow Pipelines 2.17 said of real ones (kubeflow_runs.json). Of requests it shows the
+shape on the wire, not that a cluster would take them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ NEVER = "0001-01-01T00:00:00Z"
 
 
 def nodes_of(name: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict[str, Any]]:
-    """The nodes of a recorded run as they were at an hour of its day.
-
-    Args:
-        ago_s: their times are moved, so that this hour was so many seconds ago.
-    """
+    """The nodes of a recorded run as they were at an hour of its day, moved to ``ago_s`` seconds ago."""
     run = RUNS[name]
     moment = datetime.fromisoformat(f"{run['created_at'][:10]}T{clock}+00:00")
     moved = datetime.now(UTC) - timedelta(seconds=ago_s) - moment
@@ -64,25 +60,17 @@ def as_asked(name: str) -> dict[str, Any]:
 
 @dataclass
 class FakePipelines:
-    """What the server knows and how it misbehaves.
+    """What the server knows and how it misbehaves."""
 
-    Attributes:
-        token: that it asks for; None for none.
-        failures: statuses to answer first, one for each request, by "METHOD path"; 0: no answer until it ends.
-        states: of the run, one for each look; the last stays.
-        history: its states before.
-        runs: of recurring runs.
-        recorded: the run id-7, or statuses of a refusal, one for each look; the last stays.
-        running: what ``nodes_of`` takes, for the nodes of a run that is RUNNING.
-        ended: likewise, of one that has SUCCEEDED, one for each look; the last stays.
-    """
-
-    token: str | None = None
+    token: str | None = None  # that it asks for
+    # statuses to answer first, one for each request, by "METHOD path"; 0: no answer until it ends
     failures: dict[str, list[int]] = field(default_factory=dict)
-    states: list[str] = field(default_factory=lambda: ["SUCCEEDED"])
-    history: list[str] = field(default_factory=list)
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    states: list[str] = field(default_factory=lambda: ["SUCCEEDED"])  # of the run, one for each look; the last stays
+    history: list[str] = field(default_factory=list)  # its states before
+    runs: list[dict[str, Any]] = field(default_factory=list)  # of recurring runs
+    # the run id-7, or statuses of a refusal, one for each look; the last stays
     recorded: list[dict[str, Any] | int] = field(default_factory=list)
+    # what ``nodes_of`` takes, for the nodes of a run that is RUNNING, and of one that has SUCCEEDED, at each look
     running: tuple[str, str, float] = ("train_succeeded", "04:41:30", 0.0)
     ended: list[tuple[Any, ...]] = field(default_factory=lambda: [("place_succeeded",)])
     finished_at: datetime | None = None

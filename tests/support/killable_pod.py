@@ -1,8 +1,7 @@
 """The pod of a part of a round, as a process made to be killed: ``python killable_pod.py INPUTS OUT [AFTER]``.
 
-INPUTS holds tables and tasks; OUT, a folder of its own, gets what the task leaves. Tells the key of each placement that
-it measures. Once AFTER measurements are in its journal it says "killed" and waits for that, in a call that no signal
-ends, as a kernel is.
+Tells the key of each placement that it measures. Once AFTER measurements are in its journal it says "killed" and waits
+for that, in a call that no signal ends, as a kernel is.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from evenshard.measure.campaign import Job
 from evenshard.price.costs import PlacementCost
 from evenshard_components.benchmark.component import benchmark
 
-SETTINGS: dict[str, Any] = {
-    "config": {"placements_per_round": 10, "shards_per_round": 5, "searched_share": 0.0},
-    "measure": {"hardware": "simulated:h200", "visits": 2, "controls": 1, "control_repeats": 2},
-}
+CONFIG = {"placements_per_round": 10, "shards_per_round": 5, "searched_share": 0.0}
+MEASURE = {"hardware": "simulated:h200", "visits": 2, "controls": 1, "control_repeats": 2}
 
 
 def main(inputs: Path, out: Path, after: int | None = None) -> None:
@@ -43,7 +40,8 @@ def main(inputs: Path, out: Path, after: int | None = None) -> None:
     places = {"tables": inputs, "tasks": inputs, "costs": out}
     artifacts = {name: dsl.Artifact(name=name, uri=str(folder / name)) for name, folder in places.items()}
     metrics = dsl.Metrics(name="metrics", uri=str(out / "metrics"))
-    benchmark.python_func(**artifacts, metrics=metrics, **SETTINGS, round_number=1, part=1, num_parts=2)
+    settings = {"config": CONFIG, "measure": MEASURE, "round_number": 1, "part": 1, "num_parts": 2}
+    benchmark.python_func(**artifacts, metrics=metrics, **settings)
 
 
 if __name__ == "__main__":

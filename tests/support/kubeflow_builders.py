@@ -66,21 +66,21 @@ def edges_of(package: Path) -> set[tuple[str, str]]:
     spec, _ = _documents(package, package.stat().st_mtime_ns)
     edges: set[tuple[str, str]] = set()
 
+    def opened(task: dict[str, Any]) -> dict[str, Any]:
+        component: dict[str, Any] = spec["components"][task["componentRef"]["name"]]
+        return component.get("dag", {})
+
     def shown(name: str, task: dict[str, Any]) -> str:
         return str(task.get("taskInfo", {}).get("name", name))
 
     def producers(dag: dict[str, Any], name: str, output: str) -> list[str]:
         """The tasks behind an output, which a group only hands on."""
-        task = dag["tasks"][name]
-        component = spec["components"][task["componentRef"]["name"]]
-        if "dag" not in component:
-            return [shown(name, task)]
-        handed_on = component["dag"]["outputs"]["artifacts"][output]["artifactSelectors"]
-        return [
-            one
-            for selector in handed_on
-            for one in producers(component["dag"], selector["producerSubtask"], selector["outputArtifactKey"])
-        ]
+        group = opened(dag["tasks"][name])
+        if not group:
+            return [shown(name, dag["tasks"][name])]
+        handed_on = group["outputs"]["artifacts"][output]["artifactSelectors"]
+        behind = [producers(group, one["producerSubtask"], one["outputArtifactKey"]) for one in handed_on]
+        return [one for ones in behind for one in ones]
 
     def walk(dag: dict[str, Any], given: dict[str, list[str]]) -> None:
         for name, task in dag["tasks"].items():
@@ -91,9 +91,8 @@ def edges_of(package: Path) -> set[tuple[str, str]]:
                 else:
                     one = source["taskOutputArtifact"]
                     read[key] = producers(dag, one["producerTask"], one["outputArtifactKey"])
-            component = spec["components"][task["componentRef"]["name"]]
-            if "dag" in component:
-                walk(component["dag"], read)
+            if group := opened(task):
+                walk(group, read)
             else:
                 edges.update((one, shown(name, task)) for ones in read.values() for one in ones)
 

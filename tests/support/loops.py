@@ -20,16 +20,9 @@ from dvc_rounds import unroll
 TINY: dict[str, dict[str, Any]] = {
     "loop": {"num_rounds": 1},
     "generate_tables": {
-        "source": "dlrm_2021",
-        "num_tables": 80,
-        "embedding_dims": [4, 16, 64],
-        "max_rows": 100_000,
-        "num_train_tasks": 4,
-        "num_test_tasks": 4,
-        "tables_per_task": 20,
-        "num_devices": 4,
-        "memory_cap_gb": 0.5,
-        "batch_size": 4096,
+        **{"source": "dlrm_2021", "num_tables": 80, "embedding_dims": [4, 16, 64], "max_rows": 100_000},
+        **{"num_train_tasks": 4, "num_test_tasks": 4, "tables_per_task": 20},
+        **{"num_devices": 4, "memory_cap_gb": 0.5, "batch_size": 4096},
     },
     "measure": {"hardware": "simulated:h200", "num_batches": 1, "warmup": 0, "repeats": 1, "visits": 2},
     "benchmark": {"placements_per_round": 8, "searched_share": 0.25},
@@ -44,11 +37,7 @@ def params_with(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
 
 def run_loop(changes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Runs all stages in the working directory, with some settings of ``TINY`` changed.
-
-    Raises:
-        AssertionError: if a stage fails.
-    """
+    """Runs all stages in the working directory, with some settings of ``TINY`` changed."""
     params = params_with(changes)
     Path("params.yaml").write_text(yaml.safe_dump(params))
     for name, stage in unroll(params)["stages"].items():

@@ -6,7 +6,6 @@ BASE_IMAGE names the base image, PIP_CONFIG_FILE pip's settings for the builder,
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from evenshard.version import __version__
 from support.patience import wait_until
 from support.repository import ROOT
 
-DOCKERFILE = (ROOT / "Dockerfile").read_text()
-BASE = os.environ.get("BASE_IMAGE") or DOCKERFILE.partition("ARG BASE_IMAGE=")[2].split()[0]
+BASE = os.environ.get("BASE_IMAGE") or (ROOT / "Dockerfile").read_text().partition("ARG BASE_IMAGE=")[2].split()[0]
 IMAGE = "localhost/evenshard-test"
 
 
@@ -32,14 +31,11 @@ def missing_podman() -> str:
 
 def build_image() -> str:
     """Builds the target ``cpu`` of the Dockerfile; returns the image's name."""
-    flags = f"--isolation=chroot --layers --build-arg BASE_IMAGE={BASE}"
-    if pip := os.environ.get("PIP_CONFIG_FILE"):
-        flags += f" --secret=id=pip,src={pip}"
+    pip = os.environ.get("PIP_CONFIG_FILE")
+    flags = f"--isolation=chroot --layers --build-arg BASE_IMAGE={BASE}" + f" --secret=id=pip,src={pip}" * bool(pip)
     words = ["make", "image", "TARGETS=cpu", f"IMAGE={IMAGE}", f"IMAGE_FLAGS={flags}"]
     subprocess.run(words, cwd=ROOT, stdout=sys.stderr, check=True)
-    version = re.search(r'__version__ = "(.+)"', (ROOT / "src/evenshard/version.py").read_text())
-    assert version is not None
-    return f"{IMAGE}:{version[1]}-cpu"
+    return f"{IMAGE}:{__version__}-cpu"
 
 
 @contextmanager

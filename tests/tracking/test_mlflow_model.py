@@ -12,7 +12,6 @@ import pytest
 import evenshard
 from evenshard import tracking
 from evenshard.base.errors import BadConfig
-from evenshard.base.units import bytes_to_gb
 from evenshard.tables.files import save_tables
 from evenshard.tracking.pyfunc import build_serving_code
 from support.builders import some_tables
@@ -87,16 +86,6 @@ def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None
     pd.testing.assert_frame_equal(*(one.assign(device=pd.factorize(one["device"])[0]) for one in found))
     with pytest.raises(Exception, match="pooling_factor"):
         served("evenshard-cost", few.drop(columns="pooling_factor"))
-
-
-@pytest.mark.slow
-def test_weight_bits_and_memory_count(registry: Path) -> None:
-    size_gb = bytes_to_gb(sum(table.size_bytes for table in TABLES))
-    own = {"memory_cap_gb": size_gb / 3, "reserved_gb": 0.0, "training_pipeline": ""}
-    with pytest.raises(Exception, match="memory_cap_gb"):  # 32 bits where nothing is said
-        served("evenshard-cost", rows().drop(columns="weight_bits"), **own)
-    half = served("evenshard-cost", rows().assign(weight_bits=16), **own)
-    assert set(half["device"]) == {0, 1}
 
 
 def test_a_version_holds_code_as_text_and_what_it_needs(registry: Path) -> None:
