@@ -44,7 +44,6 @@ def _pod(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with tables and tasks."""
     folder = tmp_path_factory.mktemp("in")
     outputs = {name: dsl.Metrics(name=name, uri=str(folder / name)) for name in ("tables", "tasks", "metrics")}
     generate_tables.python_func(config=SMALL_PARAMS["generate_tables"], **outputs)

@@ -42,7 +42,6 @@ ROUND_1 += [("train-cost", DONE), ("train-policy", DONE)]
     ("run", "clock", "tasks"),
     [
         ("place_failed", "23:59:59", [("importer", DONE), ("place", "FAILED"), ("record-outcome", DONE)]),
-        ("place_succeeded", "23:59:59", [("importer", DONE), ("place", DONE), ("record-outcome", DONE)]),
         ("train_succeeded", "04:33:45", [("generate-tables", "PENDING")]),  # its driver runs
         ("train_succeeded", "04:34:10", [("generate-tables", "RUNNING")]),
         ("train_succeeded", "04:41:20", [*ROUND_1, ("benchmark-2", "PENDING"), ("benchmark-2", "PENDING")]),

@@ -15,10 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class Silent(BaseHTTPRequestHandler):
-    """Logs nothing."""
-
     def log_message(self, *args: object) -> None:
-        """See ``http.server``."""
+        """Logs nothing."""
 
 
 @contextmanager
@@ -40,13 +38,11 @@ def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = 
 
 @dataclass
 class Request:
-    """What was asked: of each word of the query the first value, and the body as read from JSON."""
-
     method: str
     path: str
-    query: dict[str, str]
+    query: dict[str, str]  # the first value of each word
     token: str | None
-    body: Any
+    body: Any  # as read from JSON
 
 
 @contextmanager

@@ -145,7 +145,7 @@ class FakePipelines:
 
 
 def _page(kind: str, known: Iterable[dict[str, Any]], query: dict[str, str]) -> dict[str, Any]:
-    """One of an experiment on each page, to whatever size it was asked for."""
+    """One of an experiment on each page."""
     mine = [one for one in known if one["experiment_id"] == query["experiment_id"]]
     first = int(query.get("page_token") or 0)
     more = {"next_page_token": str(first + 1)} if first + 1 < len(mine) else {}

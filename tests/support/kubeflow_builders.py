@@ -31,7 +31,6 @@ class Task:
 
 
 def compiled(name: str, params: Path, out: Path, cluster: Cluster | None = None, **values: Any) -> Path:
-    """Compiles a pipeline into ``out``."""
     pipeline, given = build(name, params, cluster or default_cluster(), values)
     compile_to(pipeline, out, given)
     return out
@@ -43,7 +42,6 @@ def _documents(package: Path, written: int) -> tuple[dict[str, Any], dict[str, A
 
 
 def tasks_of(package: Path) -> list[Task]:
-    """All tasks that run a container or import an artifact, groups opened."""
     spec, platform = _documents(package, package.stat().st_mtime_ns)
     executors = spec["deploymentSpec"]["executors"]
     settings = platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
@@ -74,7 +72,6 @@ def edges_of(package: Path) -> set[tuple[str, str]]:
         return str(task.get("taskInfo", {}).get("name", name))
 
     def producers(dag: dict[str, Any], name: str, output: str) -> list[str]:
-        """The tasks behind an output, which a group only hands on."""
         group = opened(dag["tasks"][name])
         if not group:
             return [shown(name, dag["tasks"][name])]

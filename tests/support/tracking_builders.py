@@ -39,7 +39,6 @@ def empty_file(folder: Path) -> Path:
 
 
 def empty_mlflow(folder: Path) -> Any:
-    """A client of an MLflow in ``folder/mlflow.db``."""
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{empty_file(folder)}")
@@ -85,7 +84,6 @@ def write_costs(path: Path, lineage: Lineage | None = None) -> Path:
 
 
 def parts_of(folder: Path) -> dict[str, Path]:
-    """The folders of a model's networks, by the name of the part."""
     return {path.name: path for path in folder.iterdir() if path.is_dir()}
 
 

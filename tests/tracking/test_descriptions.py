@@ -87,7 +87,6 @@ def test_an_experiment_of_another_program_is_described_and_what_somebody_wrote_s
 
 @pytest.mark.slow
 def test_the_same_weights_are_registered_once(client: Any, workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The loop ran again on another commit: other files of origin, the same networks."""
     evaluated(workdir)
     (first,) = client.search_model_versions("name = 'evenshard-cost'")
     with caplog.at_level(logging.INFO, "evenshard"):

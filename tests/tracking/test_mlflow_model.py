@@ -44,7 +44,6 @@ def registry(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pat
 
 
 def rows() -> pd.DataFrame:
-    """As a table file holds them."""
     save_tables(TABLES, "tables.parquet")
     return pd.read_parquet("tables.parquet")
 

@@ -30,14 +30,12 @@ PARAMS = {"loop": {"num_rounds": 2}, "train_cost": {"seed": 0}}
 
 @pytest.fixture
 def client(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow, empty."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")  # MLflow keeps what a name once meant
     return empty_mlflow(workdir)
 
 
 @pytest.fixture
 def away(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server answers."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", AWAY)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
@@ -142,7 +140,6 @@ def test_a_stage_that_fails_is_a_run_that_failed(client: Any) -> None:
 def test_an_order_to_end_while_a_run_begins_ends_it_as_killed(
     client: Any, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """In whatever statement of SQLite it comes."""
     from sqlalchemy.engine.default import DefaultDialect
 
     executed: list[str] = []
