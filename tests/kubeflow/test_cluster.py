@@ -1,4 +1,4 @@
-"""The image, and what stages get of a cluster: what is refused, and how."""
+"""What stages get of a cluster, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,37 +12,11 @@ from kfp import dsl
 
 from evenshard.base.errors import BadConfig
 from evenshard.kubeflow.cluster import COMPONENTS, QUEUE_LABEL, Cluster, Volume, configure_task, load_cluster
-from evenshard.kubeflow.component import DEFAULT_IMAGE, image
+from evenshard.kubeflow.component import DEFAULT_IMAGE
 from evenshard.kubeflow.package import compile_to
 from evenshard.tracking import LOOP_ID
 from evenshard_pipelines.build import default_cluster
 from support.kubeflow_builders import Task, tasks_of
-
-DIGEST = "sha256:" + "0123456789abcdef" * 4
-
-
-@pytest.mark.parametrize(
-    "name", ["r.example.com:5000/team/evenshard:0.1.0", f"evenshard@{DIGEST}", f"e:latest@{DIGEST}"]
-)
-def test_a_version_or_a_digest_is_an_image(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVENSHARD_IMAGE", name)
-    assert image() == name
-    monkeypatch.delenv("EVENSHARD_IMAGE")
-    assert image() == DEFAULT_IMAGE
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("r.example.com:5000/evenshard", "has no tag"),
-        ("evenshard:Main", "can move to another image"),
-        ("evenshard@sha256:12", "is not a valid image name"),
-    ],
-)
-def test_a_name_that_may_move_is_none(name: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVENSHARD_IMAGE", name)
-    with pytest.raises(BadConfig, match=why):
-        image()
 
 
 def test_a_stage_takes_from_default_what_it_does_not_say(tmp_path: Path) -> None:

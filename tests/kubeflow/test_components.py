@@ -1,4 +1,4 @@
-"""Every component is laid out alike, thin, and compiles by itself."""
+"""Every component is laid out alike, thin, compiles by itself, and runs in an image that cannot move."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 import yaml
 from kfp import compiler
 
+from evenshard.base.errors import BadConfig
 from evenshard.kubeflow.cluster import COMPONENTS
-from evenshard.kubeflow.component import DEFAULT_IMAGE
+from evenshard.kubeflow.component import DEFAULT_IMAGE, image
 from evenshard.loop.loop import STAGES
 from evenshard_components.generate import component, component_names
 from support.repository import ROOT
 
+DIGEST = "sha256:" + "0123456789abcdef" * 4
 NAMES, OF_STAGES = component_names(), {stage.name for stage in STAGES}
 
 
@@ -44,3 +46,19 @@ def test_it_compiles_by_itself_and_installs_nothing(tmp_path: Path) -> None:
     (executor,) = spec["deploymentSpec"]["executors"].values()
     assert executor["container"]["image"] == DEFAULT_IMAGE
     assert "pip install" not in (tmp_path / "component.yaml").read_text()
+
+
+def test_only_a_version_or_a_digest_is_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("r.example.com:5000/team/evenshard:0.1.0", f"evenshard@{DIGEST}", f"e:latest@{DIGEST}"):
+        monkeypatch.setenv("EVENSHARD_IMAGE", name)
+        assert image() == name
+    for name, why in (
+        ("r.example.com:5000/evenshard", "has no tag"),
+        ("evenshard:Main", "can move to another image"),
+        ("evenshard@sha256:12", "is not a valid image name"),
+    ):
+        monkeypatch.setenv("EVENSHARD_IMAGE", name)
+        with pytest.raises(BadConfig, match=why):
+            image()
+    monkeypatch.delenv("EVENSHARD_IMAGE")
+    assert image() == DEFAULT_IMAGE

@@ -64,7 +64,6 @@ def test_the_image_holds_what_stages_need_and_no_build_tools(image: str) -> None
     assert in_image(image, "id", "-u").stdout.strip() == "10001"
     for tool in ("pip", "gcc", "git"):
         assert in_image(image, "sh", "-c", f"command -v {tool}").returncode != 0, tool
-    assert in_image(image, "python3", "-c", "import pip").returncode != 0
     assert (
         in_image(image, "env", "_KFP_RUNTIME=true", "python3", "-m", "kfp.dsl.executor_main", "--help").returncode == 0
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,8 @@ from evenshard.kubeflow.run_status import (
     TaskStatus,
     explain_failure,
     find_record_end,
+    list_notes,
+    summarize_progress,
     tasks_of,
 )
 from support.kfp_server import RUNS, nodes_of
@@ -95,7 +98,33 @@ def test_the_record_of_a_long_run_ends_before_it() -> None:
     assert find_record_end(cut, last, until + RECORDED_WITHIN) is None
 
 
+OLD = datetime.now(UTC) - timedelta(minutes=6)
+TASKS = tuple(TaskStatus(*one, OLD, ()) for one in (("a", DONE), ("b", "RUNNING"), ("b", "RUNNING"), ("c", "PENDING")))
+STATUS = RunStatus("r1", "a run", "team-a", "RUNNING", TASKS, None, "http://page")
+
+
+def test_a_status_is_summed_up() -> None:
+    assert summarize_progress(STATUS) == "done: a; running: b (2); waiting: c"
+    assert summarize_progress(replace(STATUS, state="FAILED")) == "done: a"  # the record ended before the run did
+    assert [note.partition(":")[0] for note in list_notes(STATUS)] == ["c has not started for 6 minutes"]
+    just_now = replace(TASKS[-1], since=datetime.now(UTC) - timedelta(minutes=1))
+    assert not list(list_notes(replace(STATUS, tasks=(just_now,))))
+    cut = replace(STATUS, recorded_until=OLD)
+    (note,) = list_notes(cut)  # the task that has not started may have
+    assert "stopped recording tasks at" in note
+    assert note in explain_failure(replace(cut, state="FAILED", tasks=()))
+
+
+def test_a_run_is_settled_once_no_task_is_open_and_was_evicted_if_all_that_failed_were() -> None:
+    assert not STATUS.is_settling and replace(STATUS, state="FAILED").is_settling
+    assert not replace(STATUS, state="FAILED", recorded_until=OLD).is_settling
+    lost = TaskStatus("d", "FAILED", OLD, (), evicted=True)
+    assert replace(STATUS, state="FAILED", tasks=(*TASKS, lost)).was_evicted
+    assert not replace(STATUS, state="FAILED", tasks=(lost, replace(lost, evicted=False))).was_evicted
+    assert not replace(STATUS, state="FAILED").was_evicted and not replace(STATUS, tasks=(lost,)).was_evicted
+
+
 def test_a_failure_names_three_tasks_each_once() -> None:
-    tasks = tuple(TaskStatus(name, "FAILED", datetime.now(UTC), ()) for name in "aabcde")
-    line = explain_failure(RunStatus("r1", "a run", "team-a", "FAILED", tasks, None, "http://page"))
+    tasks = tuple(TaskStatus(name, "FAILED", OLD, ()) for name in "aabcde")
+    line = explain_failure(replace(STATUS, state="FAILED", tasks=tasks))
     assert line == "run r1 ended as FAILED. a failed. b failed. c failed. And 2 more. See http://page"
