@@ -17,6 +17,8 @@ from evenshard.tracking.pyfunc import build_serving_code
 from support.builders import some_tables
 from support.tracking_builders import empty_mlflow, register_model, write_model
 
+pytestmark = pytest.mark.slow
+
 TABLES = some_tables(6)
 PARAMS = {"num_devices": 2, "memory_cap_gb": 1.0, "batch_size": 64}
 
@@ -77,7 +79,6 @@ def test_the_policy_places_by_itself(registry: Path) -> None:
         served("evenshard-policy", rows(), allow_column_split=True)
 
 
-@pytest.mark.slow
 def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None:
     few = rows()[["name", "num_rows", "embedding_dim", "pooling_factor"]]
     found = [served("evenshard-cost", one) for one in (few, rows())]
