@@ -17,7 +17,6 @@ from evenshard.base import console
 from support import servers
 from support.effort import FULL, LITTLE, search_with
 from support.repository import ROOT
-from support.tracking_builders import empty_file
 
 pytest_plugins = ["support.cpu_seconds"]
 
@@ -82,6 +81,8 @@ def s3() -> Iterator[servers.S3]:
 @pytest.fixture(scope="session")
 def mlflow_server(s3: servers.S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.MLflow]:
     """One MLflow server for all tests: a SQLite file behind it, artifacts through it to the S3."""
+    from support.tracking_builders import empty_file
+
     backend = f"sqlite:///{empty_file(tmp_path_factory.mktemp('mlflow'))}"
     with servers.mlflow_server(backend, s3) as server:
         yield server
