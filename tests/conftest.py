@@ -16,7 +16,6 @@ from hypothesis import settings
 from evenshard.base import console
 from support import servers
 from support.effort import FULL, LITTLE, search_with
-from support.loops import Loop, run_at_once
 from support.repository import ROOT
 
 pytest_plugins = ["support.cpu_seconds"]
@@ -80,16 +79,13 @@ def s3() -> Iterator[servers.S3]:
 
 
 @pytest.fixture(scope="session")
-def mlflow_server(s3: servers.S3) -> Iterator[servers.MLflow]:
-    """One MLflow server for all tests: PostgreSQL (or sqlite) behind it, artifacts through it to the S3."""
-    with servers.postgres() as backend, servers.mlflow_server(backend, s3) as server:
+def mlflow_server(s3: servers.S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.MLflow]:
+    """One MLflow server for all tests: a SQLite file behind it, artifacts through it to the S3."""
+    from support.tracking_builders import empty_file
+
+    backend = f"sqlite:///{empty_file(tmp_path_factory.mktemp('mlflow'))}"
+    with servers.mlflow_server(backend, s3) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def three_loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPathFactory) -> list[Loop]:
-    """Three loops with different settings, which have written to the one MLflow server at the same time."""
-    return run_at_once(tmp_path_factory.mktemp("loops"), mlflow_server.url)
 
 
 @pytest.hookimpl(tryfirst=True)

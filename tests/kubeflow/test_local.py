@@ -17,20 +17,14 @@ import pandas as pd
 import pytest
 import yaml
 
-from evenshard.base.units import gb_to_bytes
 from evenshard.cli import main
 from evenshard.kubeflow import local
 from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
-from evenshard.sharders.checkpoint import read_kind
 from evenshard.sharders.models import load_model
-from evenshard.tables.files import save_tables
-from evenshard.torchrec.plan.file import load_plan_parts
-from support import http_server
-from support.documented import command
+from support.http_server import answering
 from support.kubeflow_builders import SMALL_PARAMS
 from support.learned import LEARNED
-from support.watch_builders import traced_job
 
 
 @pytest.fixture
@@ -38,7 +32,6 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(SMALL_PARAMS))
-    (tmp_path / "mine.txt").write_text("not to be removed")
     rows = [{"name": f"t{n}", "num_rows": 200 * (n + 1), "embedding_dim": 16, "pooling_factor": 2.0} for n in range(12)]
     pd.DataFrame(rows).to_csv(tmp_path / "own.csv", index=False)
     return tmp_path
@@ -54,23 +47,16 @@ def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.C
     assert main(["pipeline", "run", "--num-parts", "1"]) == 0
     out, said = capsys.readouterr()
     folder = the_run(workdir, "train")
-    lines = [line for line in said.splitlines() if "Warning" not in line]
-    assert not [line for line in lines if "\x1b" in line or "{" in line or "KFP Executor" in line] and len(lines) < 80
-    assert "Executing task 'evaluate'" in said and "Task 'evaluate' finished with status SUCCESS" in said
+    assert "Task 'evaluate' finished with status SUCCESS" in said and "executor_input" not in said
     assert "executor_input" in (folder / "log.txt").read_text()
     assert "single_cost_greedy *" in out
     assert out.endswith(f"\nsaved: work/kubeflow/{folder.name}/evaluate/report/metrics.json\n")
     rounds = [read_rows(path) for path in sorted((folder / "benchmark-2/costs").iterdir())]
-    assert all(len({row["measurement_id"] for row in one}) == 4 + 2 for one in rounds)
     assert [{row["round"] for row in one} for one in rounds] == [{1}, {2}]
     assert "evenshard" in {row["proposed_by"] for row in rounds[1]}
-    metrics = json.loads((folder / "evaluate/report/metrics.json").read_text())
-    assert metrics["noise"]["num_runs"] == 3 and metrics["num_test_tasks"] == 2
     model = load_model(folder / "evaluate/model", "simulated:h200")
     assert model.trained_on.num_measured == 8 and len(model.trained_on.costs_sha256) == 2
     assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "SUCCEEDED"
-    assert Path("mine.txt").exists()
-
     request = "request={num_devices: 2, memory_cap_gb: 0.01, batch_size: 32}"
     words = ["pipeline", "run", "--pipeline", "place", "--set", "tables=own.csv", "--set", request]
     assert main([*words, "--set", f"model={folder / 'evaluate/model'}"]) == 0
@@ -81,19 +67,6 @@ def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_the_pipeline_trains_the_method_of_the_settings(workdir: Path) -> None:
-    policy = {**SMALL_PARAMS["train_policy"], "method": "autoshard", "settings": {"num_slots": 4, "unroll_length": 10}}
-    one_round = {**SMALL_PARAMS, "loop": {"num_rounds": 1}, "train_policy": policy}
-    Path("params.yaml").write_text(yaml.safe_dump(one_round))
-    assert main(["pipeline", "run", "--num-parts", "1"]) == 0
-    folder = the_run(workdir, "train")
-    assert read_kind(folder / "train-cost/cost_net") == "autoshard_cost_net"
-    model = load_model(folder / "evaluate/model")
-    assert model.policy is not None and model.policy.name == "autoshard"
-    metrics = json.loads((folder / "evaluate/report/metrics.json").read_text())
-    assert "autoshard" in metrics["sharders"] and "dreamshard" not in metrics["sharders"]
-
-
 def test_a_stage_that_fails_stops_the_run_and_is_recorded(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = {"source": str(workdir / "own.csv"), "memory_cap_gb": 1e-9}  # no task can fit, which only benchmark sees
     params = {**SMALL_PARAMS, "generate_tables": {**SMALL_PARAMS["generate_tables"], **own}}
@@ -106,9 +79,7 @@ def test_a_stage_that_fails_stops_the_run_and_is_recorded(workdir: Path, capsys:
     folder = the_run(workdir, "train")
     assert f"{folder.name}/log.txt." in line and (folder / "log.txt").exists()
     assert "No train task fits its devices." in captured.err and '"executor_input"' not in captured.err
-    assert (folder / "generate-tables/tasks").exists()
-    assert not list(folder.glob("train-cost*/cost_net"))
-    assert not (folder / "evaluate").exists()
+    assert (folder / "generate-tables/tasks").exists() and not (folder / "evaluate").exists()
     assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
 
 
@@ -124,20 +95,8 @@ def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
     assert (folder / "drift/summary").exists() and not (folder / "generate-tables").exists()
 
     too_few = {**SMALL_PARAMS["generate_tables"], "tables_per_task": 100}  # the loop itself is that of train
-    assert (
-        main(
-            [
-                *words,
-                "--set",
-                "drift_request={batch_size: 1000000}",
-                "--set",
-                f"generate_tables_config={json.dumps(too_few)}",
-                "--out",
-                "due",
-            ]
-        )
-        == 1
-    )
+    words += ["--set", "drift_request={batch_size: 1000000}", "--set", f"generate_tables_config={json.dumps(too_few)}"]
+    assert main([*words, "--out", "due"]) == 1
     captured = capsys.readouterr()
     assert captured.out == "" and "Inner task failed: 'generate-tables'" in captured.err
     (folder,) = Path("due").iterdir()
@@ -145,46 +104,16 @@ def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
     assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
 
 
-@pytest.mark.slow
-def test_a_training_is_watched_and_placed_anew_as_the_docs_show(
-    workdir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    in_use = traced_job(workdir)
-    (workdir / "in_use/placement.json").rename("placement.json")
-    assert main(command("docs/kubeflow.md", "evenshard pipeline run --pipeline watch")) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("Replan: the move pays back within 10,000,000 steps.\n")
-    folder = the_run(workdir, "watch") / "watch"
-    assert out.endswith(f"\nsaved: work/kubeflow/{folder.parent.name}/watch/placement/placement.json\n")
-    assert load_answer(folder / "placement/placement.json").predicted_ms < in_use.predicted_ms
-    assert len(read_rows(folder / "observation/costs.parquet")) == 2
-
-    save_tables(in_use.request.tables, "today.csv")
-    assert main(command("docs/kubeflow.md", "evenshard pipeline run --pipeline place --set tables=today.csv")) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("Embedding work takes ") and " less than the " in " ".join(out.splitlines()[:2])
-    folder = the_run(workdir, "place") / "place"
-    parts, num_ranks = load_plan_parts(folder / "plan/plan.json")
-    assert num_ranks == 2 and parts == load_answer(folder / "placement/placement.json").parts
-    assert (folder / "page").stat().st_size > 10_000
-    nearness = load_answer(folder / "placement/placement.json").nearness
-    assert nearness is not None and nearness.max_move_bytes == gb_to_bytes(0.1) >= nearness.moved_bytes > 0
-
-
-def test_a_watched_training_is_named(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "run", "--pipeline", "watch", "--set", "traces=traces"]) == 2
-    assert "traces: no such file" in capsys.readouterr().err
+def test_files_of_this_machine_must_be_named(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("traces").mkdir()
-    assert main(["pipeline", "run", "--pipeline", "watch", "--set", "traces=traces"]) == 2
-    assert "--set in_use=FILE" in capsys.readouterr().err
-
-
-def test_place_needs_tables_of_this_machine(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = ["pipeline", "run", "--pipeline", "place"]
-    assert main(place) == 2
-    assert "--set tables=FILE" in capsys.readouterr().err
-    assert main([*place, "--set", "tables=none.csv"]) == 2
-    assert "none.csv: no such file" in capsys.readouterr().err
+    for words, why in (
+        (["watch", "--set", "traces=none"], "none: no such file"),
+        (["watch", "--set", "traces=traces"], "--set in_use=FILE"),
+        (["place"], "--set tables=FILE"),
+        (["place", "--set", "tables=none.csv"], "none.csv: no such file"),
+    ):
+        assert main(["pipeline", "run", "--pipeline", *words]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_containers_need_a_docker_api(
@@ -199,18 +128,8 @@ def test_containers_need_a_docker_api(
 
 
 def test_containers_see_the_files_that_the_user_has_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Docker(http_server.Silent):
-        """A Docker API that has the image."""
-
-        def do_GET(self) -> None:
-            body = json.dumps({"ApiVersion": "1.44", "Id": "1"}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    with http_server.serving(Docker) as url:
+    with answering(lambda request: (200, {"ApiVersion": "1.44", "Id": "1"})) as url:  # a Docker API that has the image
         monkeypatch.setenv("DOCKER_HOST", url.replace("http", "tcp"))
         given = local.make_container_runner([str(tmp_path)]).container_run_args
     assert given["mounts"] == [{"Target": str(tmp_path), "Source": str(tmp_path), "Type": "bind", "ReadOnly": True}]
@@ -253,7 +172,7 @@ def logged(text: str, step: int = 7) -> tuple[local.RunLog, str, str]:
 
 
 def test_tasks_and_what_they_log_are_shown_and_everything_is_in_the_file() -> None:
-    _, file, shown = logged(PRINTED)
+    log, file, shown = logged(PRINTED)
     assert shown.splitlines() == [
         "15:01:50 Executing task 'place'",
         "    15:01:52 round 1: timing 16 placements",
@@ -261,10 +180,6 @@ def test_tasks_and_what_they_log_are_shown_and_everything_is_in_the_file() -> No
         "15:01:55 Task 'place' finished with status SUCCESS",
     ]
     assert len(file.splitlines()) == len(PRINTED.splitlines()) and "parameterValues" in file and "\x1b" not in file
-
-
-def test_the_last_lines_are_those_of_people() -> None:
-    log, _, _ = logged(PRINTED)
     assert "ValueError: what went wrong" in log.last_lines() and "parameterValues" not in log.last_lines()
     many, _, _ = logged("".join(f"line {number}\n" for number in range(100)))
     assert many.last_lines().splitlines() == [f"line {number}" for number in range(100 - local.LAST_LINES, 100)]

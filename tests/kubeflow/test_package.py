@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +10,15 @@ import pytest
 import yaml
 
 from evenshard.base.errors import BadConfig
+from evenshard.base.s3 import content_hash, s3_client, upload
 from evenshard.cli import main
 from evenshard.kubeflow.component import DEFAULT_IMAGE
 from evenshard.kubeflow.package import hash_source, pipeline_documents, require_fits
-from evenshard.tracking import LOOP_ID
 from evenshard_pipelines.build import PIPELINES, default_cluster
 from evenshard_pipelines.dvc_rounds import paths, unroll
-from support.documented import snippet
 from support.kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of
-from support.repository import ROOT
+from support.servers import S3
 
-GOLDEN = Path(__file__).parent / "golden"
 Edges = set[tuple[str, str]]
 
 
@@ -57,12 +52,15 @@ def closure(edges: Edges) -> Edges:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_parts", [1, 4])
-def test_the_stages_are_those_of_dvc_yaml(folder: Path, num_parts: int) -> None:
-    package = compiled(
-        "train", folder / "params.yaml", folder / "t.yaml", replace(default_cluster(), num_parts=num_parts)
-    )
+@pytest.fixture(scope="module")
+def whole_rounds(folder: Path) -> Path:
+    """The loop with rounds that are measured in one part, for a small cluster."""
+    return compiled("train", folder / "params.yaml", folder / "whole.yaml", default_cluster(small=True))
+
+
+@pytest.mark.parametrize("in_parts", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_the_stages_are_those_of_dvc_yaml(request: pytest.FixtureRequest, in_parts: bool) -> None:
+    package = request.getfixturevalue("packages")["train"] if in_parts else request.getfixturevalue("whole_rounds")
 
     def stage(task: str) -> str:
         return task.replace("merge_costs", "benchmark").replace("generate-tables", "generate_tables")
@@ -74,26 +72,7 @@ def test_the_stages_are_those_of_dvc_yaml(folder: Path, num_parts: int) -> None:
     assert closure(of_kubeflow) == closure(of_dvc)
     names = {task.name.rpartition("/")[2] for task in pods(package)}
     assert {stage(name) for name in names} == {*stages, "record-outcome"}
-    assert any(name.startswith("merge") for name in names) == (num_parts > 1)
-
-
-def test_the_picture_shows_these_stages() -> None:
-    stages = dict.fromkeys(re.sub(r"_\d+$", "", name) for name in stages_of_pods())
-    assert " -> ".join(stages) in (ROOT / "docs/loop.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PIPELINES)
-def test_the_shape_is_the_one_on_file(packages: dict[str, Path], name: str) -> None:
-    """After a change that is meant: EVENSHARD_WRITE_GOLDEN=1 pytest tests/kubeflow/test_package.py."""
-    shape = {
-        "tasks": sorted(task.name for task in tasks_of(packages[name])),
-        "edges": sorted(f"{a} -> {b}" for a, b in edges_of(packages[name])),
-    }
-    golden = GOLDEN / f"pipeline_{name}.json"
-    if os.environ.get("EVENSHARD_WRITE_GOLDEN"):
-        golden.write_text(json.dumps(shape, indent=1) + "\n")
-    assert shape == json.loads(golden.read_text())
+    assert any(name.startswith("merge") for name in names) == in_parts
 
 
 @pytest.mark.parametrize("name", ["train", "retrain"])
@@ -107,95 +86,36 @@ def test_each_stage_gets_its_own_section(packages: dict[str, Path], name: str) -
             assert given["measure"].endswith("--measure_config")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_rounds", [1, 3])
-def test_rounds_are_unrolled(folder: Path, num_rounds: int) -> None:
-    params = folder / f"{num_rounds}.yaml"
-    params.write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": num_rounds}}))
-    names = {task.name.rpartition("/")[2] for task in tasks_of(compiled("train", params, folder / "p.yaml"))}
-    for stage in ("benchmark", "merge_costs", "train_cost", "train_policy"):
-        assert {name for name in names if name.startswith(f"{stage}_")} == {
-            f"{stage}_{k}" for k in range(1, num_rounds + 1)
-        }
-
-
 @pytest.mark.parametrize("name", PIPELINES)
-def test_every_pod_has_image_resources_retries_and_a_timeout(packages: dict[str, Path], name: str) -> None:
+def test_every_pod_is_that_of_its_stage(packages: dict[str, Path], name: str) -> None:
+    """What a stage's pod gets of the cluster: test_cluster.py."""
     for task in pods(packages[name]):
-        container = task.executor["container"]
-        assert container["image"] == DEFAULT_IMAGE
-        for bound in ("Request", "Limit"):
-            assert container["resources"][f"resourceCpu{bound}"] and container["resources"][f"resourceMemory{bound}"]
-        retried = task.spec["retryPolicy"]
-        assert retried["maxRetryCount"] == 2 and retried["backoffFactor"] == 2 and retried["backoffDuration"] == "5s"
-        longest_s = int(task.platform["activeDeadlineSeconds"])
-        # from the start of the first pod: the last one may begin after two that were lost at their ends
-        assert int(retried["backoffMaxDuration"].removesuffix("s")) > 3 * longest_s + 5 + 10
-        assert {"name": "EVENSHARD_RETRY_PAUSES", "value": "60 120"} in container["env"]
-        minutes = {one.timeout_minutes for one in default_cluster().stages.values()}
-        assert int(task.platform["activeDeadlineSeconds"]) in {60 * one for one in minutes}
-        assert "pip install" not in json.dumps(container)
+        assert task.executor["container"]["image"] == DEFAULT_IMAGE and "activeDeadlineSeconds" in task.platform
+        measures = "/benchmark_" in task.name or task.name.endswith("/evaluate")
+        assert ("accelerator" in task.executor["container"]["resources"]) == measures
+        if measures:
+            assert task.spec["inputs"]["parameters"]["num_gpus"]["runtimeValue"]["constant"] == 2.0
 
 
 @pytest.mark.parametrize(("name", "must"), [("train", False), ("retrain", True)])
 def test_the_last_stage_waits_for_mlflow_and_of_a_retrain_must_register_its_model(
     packages: dict[str, Path], name: str, must: bool
 ) -> None:
-    told = {
-        task.name: {one["name"]: one["value"] for one in task.executor["container"]["env"]}
-        for task in pods(packages[name])
-    }
+    env = {task.name: task.executor["container"]["env"] for task in pods(packages[name])}
+    told = {task: {one["name"]: one["value"] for one in given} for task, given in env.items()}
     patient = {task: env for task, env in told.items() if "MLFLOW_HTTP_REQUEST_MAX_RETRIES" in env}
     [(task, env)] = patient.items()
     assert task.endswith("evaluate") and env["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "10"
     assert {task for task, env in told.items() if "EVENSHARD_MUST_REGISTER" in env} == ({task} if must else set())
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_every_pod_gets_its_keys_from_secrets(packages: dict[str, Path], name: str) -> None:
-    for task in pods(packages[name]):
-        found = {one["secretName"]: {key["envVar"] for key in one["keyToEnv"]} for one in task.platform["secretAsEnv"]}
-        assert found == {
-            "evenshard-s3": {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"},
-            "evenshard-mlflow-client": {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"},
-        }
-        (endpoints,) = task.platform["configMapAsEnv"]
-        assert "MLFLOW_TRACKING_URI" in {one["envVar"] for one in endpoints["keyToEnv"]}
-
-
-@pytest.mark.parametrize("name", PIPELINES)
-def test_no_pod_is_root_and_all_of_a_run_know_it_by_one_name(packages: dict[str, Path], name: str) -> None:
-    for task in pods(packages[name]):
-        assert task.platform["securityContext"] == {"runAsNonRoot": True}
-        (field,) = task.platform["fieldPathAsEnv"]
-        assert field["name"] == LOOP_ID and "workflows.argoproj.io/workflow" in field["fieldPath"]
-
-
-def test_only_what_measures_on_gpus_asks_for_them(packages: dict[str, Path]) -> None:
-    for task in pods(packages["train"]):
-        measures = "/benchmark_" in task.name or task.name.endswith("/evaluate")
-        accelerator = task.executor["container"]["resources"].get("accelerator")
-        assert (accelerator is not None) == measures
-        assert ("tolerations" in task.platform and "nodeSelector" in task.platform) == measures
-        if accelerator:
-            assert (accelerator["resourceType"], accelerator["resourceCount"]) == ("nvidia.com/gpu", "2")
-            assert task.spec["inputs"]["parameters"]["num_gpus"]["runtimeValue"]["constant"] == 2.0
-        mounts = task.platform.get("emptyDirMounts", [])
-        assert bool(mounts) == measures
-        assert all((one["medium"], one["mountPath"]) == ("Memory", "/dev/shm") for one in mounts)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PIPELINES)
-def test_the_settings_for_a_small_cluster_leave_half_of_four_cpus_to_others(folder: Path, name: str) -> None:
+def test_the_settings_for_a_small_cluster_leave_half_of_four_cpus_to_others(whole_rounds: Path) -> None:
     """A task may run beside every other that neither waits for it nor is waited for, as often as there are parts."""
-    cluster = default_cluster(small=True)
-    package = compiled(name, folder / "params.yaml", folder / "small.yaml", cluster)
+    cluster, package = default_cluster(small=True), whole_rounds
     order = closure({(a, b) for a, b in edges_of(package)})
     tasks = {task.name.rpartition("/")[2]: task.executor["container"]["resources"] for task in pods(package)}
     tasks.pop("record-outcome", None)  # after all others
-    if "drift" in tasks:  # the others wait for what it says
-        order |= {("drift", other) for other in tasks}
     for one in tasks:
         beside = [other for other in tasks if not {(one, other), (other, one)} & order]
         asked = [tasks[other] for other in beside for _ in range(cluster.num_parts if "benchmark" in other else 1)]
@@ -203,39 +123,22 @@ def test_the_settings_for_a_small_cluster_leave_half_of_four_cpus_to_others(fold
         assert sum(float(each["resourceMemoryRequest"].removesuffix("Gi")) for each in asked) <= 4
 
 
-@pytest.mark.slow
-def test_a_small_cluster_has_a_name(workdir: Path) -> None:
-    assert main(["pipeline", "compile", "--cluster", "small", "-o", "small.yaml"]) == 0
-    names = {task.name.rpartition("/")[2] for task in pods(Path("small.yaml"))}
-    assert "benchmark_1" in names and "merge_costs_1" not in names
-
-
 def cached(package: Path) -> dict[str, bool]:
-    return {
-        task.name.rpartition("/")[2]: task.spec["cachingOptions"].get("enableCache", False) for task in pods(package)
-    }
+    return {task.name.rpartition("/")[2]: "enableCache" in task.spec["cachingOptions"] for task in pods(package)}
 
 
-@pytest.mark.slow
-def test_nothing_is_measured_from_memory_unless_asked(folder: Path, packages: dict[str, Path]) -> None:
-    of_train = cached(packages["train"])
-    assert {name for name, yes in of_train.items() if not yes} == {
-        "benchmark_1",
-        "benchmark_2",
-        "evaluate",
-        "record-outcome",
-    }
-    asked = default_cluster().with_measure_settings(cache=True)
-    again = cached(compiled("train", folder / "params.yaml", folder / "again.yaml", asked))
-    assert {name for name, yes in again.items() if not yes} == {"record-outcome"}
-    assert "cacheKey" not in packages["train"].read_text()
+def test_nothing_is_measured_from_memory(packages: dict[str, Path]) -> None:
+    """Unless asked for, which is a setting of the stage: test_cluster.py."""
+    fresh = {name for name, yes in cached(packages["train"]).items() if not yes}
+    assert fresh == {"benchmark_1", "benchmark_2", "evaluate", "record-outcome"}
+    assert {"drift", "generate-tables"} <= {name for name, yes in cached(packages["retrain"]).items() if not yes}
 
 
-def test_the_outcome_is_recorded_whatever_happens(packages: dict[str, Path]) -> None:
-    for name in ("train", "retrain"):  # place logs nothing to MLflow that could be reported
-        (outcome,) = [task for task in pods(packages[name]) if task.name == "record-outcome"]
-        assert outcome.spec["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
-        assert outcome.spec["inputs"]["parameters"]["run_id"]["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}"
+@pytest.mark.parametrize("name", ["train", "retrain"])  # place logs nothing to MLflow that could be reported
+def test_the_outcome_is_recorded_whatever_happens(packages: dict[str, Path], name: str) -> None:
+    (outcome,) = [task for task in pods(packages[name]) if task.name == "record-outcome"]
+    assert outcome.spec["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+    assert outcome.spec["inputs"]["parameters"]["run_id"]["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}"
 
 
 def test_a_retrain_is_the_loop_on_todays_tables_if_drift_says_so(packages: dict[str, Path]) -> None:
@@ -256,7 +159,6 @@ def test_a_retrain_is_the_loop_on_todays_tables_if_drift_says_so(packages: dict[
     tasks = [task for one in components for task in one.get("dag", {}).get("tasks", {}).values()]
     (branch,) = [task["triggerPolicy"]["condition"] for task in tasks if "condition" in task.get("triggerPolicy", {})]
     assert branch == "inputs.parameter_values['pipelinechannel--drift-Output'] == true"
-    assert not {"drift", "generate-tables"} & {name for name, yes in cached(packages["retrain"]).items() if yes}
 
 
 @pytest.mark.slow
@@ -268,9 +170,9 @@ def test_own_tables_are_read_by_the_task_and_their_hash_is_part_of_the_key(folde
     params.write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
     package = compiled("train", params, folder / "own_train.yaml")
     (generates,) = [task for task in tasks_of(package) if task.name == "loop/generate-tables"]
-    given = generates.spec["inputs"]["parameters"]
-    assert given["source_address"] == {"componentInputParameter": "pipelinechannel--source"}
-    assert given["data_hash"] == {"componentInputParameter": "pipelinechannel--data_hash"}
+    for name, channel in (("source_address", "source"), ("data_hash", "data_hash")):
+        given = generates.spec["inputs"]["parameters"][name]
+        assert given == {"componentInputParameter": f"pipelinechannel--{channel}"}
     defaults = pipeline_documents(package)[0]["root"]["inputDefinitions"]["parameters"]
     assert defaults["data_hash"]["defaultValue"] == hash_source(str(own))
     assert defaults["source"]["defaultValue"] == str(own)
@@ -284,17 +186,9 @@ def test_own_tables_are_read_by_the_task_and_their_hash_is_part_of_the_key(folde
 @pytest.mark.parametrize(
     ("name", "values", "brings"),
     [
-        ("place", {"tables": "minio://mlpipeline/t.csv"}, {("importer", "place")}),
-        (
-            "place",
-            {"tables": "gs://b/t.csv", "model": "minio://b/m"},
-            {("importer", "place"), ("importer-2", "place")},
-        ),
-        ("place", {"tables": "s3://b/t.csv", "model": "minio://b/m"}, {("importer", "place")}),
+        ("place", {"tables": "s3://b/t.csv", "model": "gs://b/m"}, {("importer", "place")}),
         ("place", {"tables": "s3://b/t.csv", "model": "s3://b/m"}, set()),
         ("retrain", {"tables": "minio://b/t.csv"}, {("importer", "drift"), ("importer", "generate-tables")}),
-        ("train", {"source": "minio://b/t.csv"}, {("importer", "generate-tables")}),
-        ("train", {"source": "s3://b/t.csv"}, set()),
     ],
 )
 def test_kubeflow_brings_what_pods_cannot_read_themselves(
@@ -305,9 +199,9 @@ def test_kubeflow_brings_what_pods_cannot_read_themselves(
 
 
 def test_an_address_that_a_compiled_pipeline_cannot_take_is_refused(folder: Path) -> None:
-    theirs, ours = ({"tables": address} for address in ("minio://b/t.csv", "s3://b/t.csv"))
+    theirs, ours = {"tables": "minio://b/t.csv"}, {"tables": "s3://b/t.csv"}
     for given, other, why in (
-        (ours, theirs, "was not compiled to import"),
+        (ours, theirs, "not compiled to import"),
         (theirs, ours, "was compiled to import tables"),
     ):
         package = compiled("place", folder / "params.yaml", folder / "given.yaml", **given)
@@ -318,35 +212,15 @@ def test_an_address_that_a_compiled_pipeline_cannot_take_is_refused(folder: Path
         compiled("place", folder / "params.yaml", folder / "given.yaml", tables="https://b/t.csv")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "parameter", "section"),
-    [
-        ("place", "request", "place"),
-        ("retrain", "drift_request", "drift"),
-        ("retrain", "evaluate_config", "evaluate"),
-        ("train", "generate_tables_config", "generate_tables"),
-        ("train", "measure_config", "measure"),
-        ("train", "benchmark_config", "benchmark"),
-        ("train", "train_cost_config", "train_cost"),
-        ("train", "train_policy_config", "train_policy"),
-    ],
-)
-def test_a_typo_in_a_request_is_found_before_the_pod(folder: Path, name: str, parameter: str, section: str) -> None:
-    for value in ({"num_device": 4}, "four"):
-        with pytest.raises(BadConfig, match=f"section {section}"):
-            compiled(name, folder / "params.yaml", folder / "typo.yaml", **{parameter: value})
-    if parameter in ("request", "drift_request"):
-        package = compiled(name, folder / "params.yaml", folder / "good.yaml")
+def test_a_typo_in_a_request_is_found_before_the_pod(folder: Path, packages: dict[str, Path]) -> None:
+    for name, parameter, section in (("place", "request", "place"), ("retrain", "drift_request", "drift")):
+        for value in ({"num_device": 4}, "four"):
+            with pytest.raises(BadConfig, match=f"section {section}"):
+                compiled(name, folder / "params.yaml", folder / "typo.yaml", **{parameter: value})
         with pytest.raises(BadConfig, match=r"'num_device' is unknown \(did you mean num_devices\?\)"):
-            require_fits(package, {parameter: {"num_device": 4}})
-        with pytest.raises(BadConfig, match="no parameter 'tabels'"):
-            require_fits(package, {"tabels": "s3://b/t.csv"})
-
-
-def test_a_local_image_is_warned_of(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert main(["pipeline", "compile", "--pipeline", "place", "-o", "place.yaml"]) == 0
-    assert "a cluster cannot pull this image" in caplog.text
+            require_fits(packages[name], {parameter: {"num_device": 4}})
+    with pytest.raises(BadConfig, match="no parameter 'tabels'"):
+        require_fits(packages["place"], {"tabels": "s3://b/t.csv"})
 
 
 def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> None:
@@ -358,6 +232,33 @@ def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> N
     (tmp_path / "own.csv.dvc").write_text("outs:\n- md5: abc\n  path: own.csv\n")
     assert hash_source(str(own)) == "md5:abc"
     assert hash_source("minio://bucket/own.csv") == ""
+
+
+def test_bad_input_is_told(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, why in (
+        (["-o", "pipeline.json"], "a compiled pipeline is YAML"),
+        (["-o", "p.yaml", "--cluster", "none.yaml"], "none.yaml: no such file"),
+        (["-o", "p.yaml", "--set", "tabels=x"], "the pipeline has no parameter 'tabels'"),
+    ):
+        assert main(["pipeline", "compile", "--pipeline", "place", *words]) == 2
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_hash_of_tables_on_s3_is_known_if_the_run_starts_now(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.settings().items():
+        monkeypatch.setenv(name, value)
+    s3_client.cache_clear()
+    address = f"s3://{s3.bucket}/{tmp_path.name}/tables.csv"
+    (tmp_path / "own.csv").write_text("one")
+    upload(tmp_path / "own.csv", address)
+    assert hash_source(address) == content_hash(address) != ""
+    assert hash_source(address, runs_now=False) == ""  # another file may be there by then
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    s3_client.cache_clear()
+    assert hash_source(address) == ""
 
 
 def refused(folder: Path, cluster: Any = None, name: str = "train", **changes: Any) -> str:
@@ -374,92 +275,20 @@ def test_what_could_not_run_is_not_compiled(folder: Path) -> None:
     assert "at most 4" in refused(folder, replace(default_cluster(), num_parts=5))
     assert "num_rounds is 0" in refused(folder, loop={"num_rounds": 0})
     assert "drift: 'device' is unknown" in refused(folder, name="retrain", drift={"device": 4})
-    assert "gets 3 GPUs, but generate_tables.num_devices is 2" in refused(
-        folder, default_cluster().with_measure_settings(gpus=3)
-    )
+    many = default_cluster().with_measure_settings(gpus=3)
+    assert "gets 3 GPUs, but generate_tables.num_devices is 2" in refused(folder, many)
 
 
 def test_the_command_writes_package_and_platform_in_one_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "compile", "--pipeline", "train", "-o", "out/pipeline.yaml", "--num-parts", "2"]) == 0
+    assert main(["pipeline", "compile", "--pipeline", "train", "-o", "out/pipeline.yaml", "--gpus", "1"]) == 0
     assert capsys.readouterr().out == "saved: out/pipeline.yaml\n"
-    documents = list(yaml.safe_load_all(Path("out/pipeline.yaml").read_text()))
+    package = Path("out/pipeline.yaml")
+    documents = list(yaml.safe_load_all(package.read_text()))
     assert [sorted(one)[0] for one in documents] == ["components", "platforms"]
-    assert main(["pipeline", "compile", "-o", "gpus.yaml", "--num-parts", "2", "--gpus", "1"]) == 0
-    asks = [task.name for task in pods(Path("gpus.yaml")) if "accelerator" in task.executor["container"]["resources"]]
+    asks = [task.name for task in pods(package) if "accelerator" in task.executor["container"]["resources"]]
     assert asks == ["loop/evaluate", "loop/parts_1/benchmark_1", "loop/parts_2/benchmark_2"]
     words = ["pipeline", "compile", "--pipeline", "place", "-o", "place.yaml"]
     assert main([*words, "--set", "tables=s3://b/t.csv", "--set", "request={num_devices: 4}"]) == 0
     defaults = pipeline_documents(Path("place.yaml"))[0]["root"]["inputDefinitions"]["parameters"]
     assert defaults["tables"]["defaultValue"] == "s3://b/t.csv"
     assert defaults["request"]["defaultValue"] == {"num_devices": 4.0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["-o", "pipeline.json"], "a compiled pipeline is YAML"),
-        (["-o", "p.yaml", "--params", "none.yaml"], "none.yaml: no such file"),
-        (["-o", "p.yaml", "--cluster", "none.yaml"], "none.yaml: no such file"),
-        (["-o", "p.yaml", "--set", "tabels=x"], "the pipeline has no parameter 'tabels'"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
-) -> None:
-    assert main(["pipeline", "compile", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert why in line
-
-
-# Where pods run ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_h100_here_and_a100_there_in_a_queue_with_a_volume(folder: Path) -> None:
-    """The settings that docs/kubeflow.md shows, in the compiled package: selectors, labels and mounts of each pod."""
-    settings = yaml.safe_load(snippet("docs/kubeflow.md", "gpu_product:"))
-    everything = yaml.safe_load((ROOT / "pipelines/cluster.yaml").read_text())
-    for name, block in settings.pop("stages").items():
-        everything["stages"][name] = {**everything["stages"].get(name, {}), **block}
-    (folder / "mine.yaml").write_text(yaml.safe_dump({**everything, **settings}))
-    words = ["pipeline", "compile", "--params", str(folder / "params.yaml"), "--cluster", str(folder / "mine.yaml")]
-    assert main([*words, "-o", str(folder / "where.yaml")]) == 0
-    tasks = {task.name.rpartition("/")[2]: task for task in pods(folder / "where.yaml")}
-    product = "nvidia.com/gpu.product"
-    wanted = {"benchmark": "NVIDIA-H100-80GB-HBM3", "evaluate": "NVIDIA-A100-SXM4-80GB", "train-cost": None}
-    for stage, gpu in wanted.items():
-        name = next(one for one in tasks if one.replace("_", "-").startswith(stage))
-        platform = tasks[name].platform
-        assert platform.get("nodeSelector", {}).get("labels", {}).get(product) == gpu
-        assert platform["podMetadata"]["labels"]["kueue.x-k8s.io/queue-name"] == ("gpus" if gpu else "team-ads")
-        (mount,) = platform["pvcMount"]
-        assert (mount["pvcNameParameter"]["runtimeValue"]["constant"], mount["mountPath"]) == (
-            "evenshard-shared",
-            "/data",
-        )
-        env = {one["name"]: one.get("value") for one in tasks[name].executor["container"]["env"]}
-        assert env["XDG_CACHE_HOME"] == "/data/caches/home" and env["TRITON_CACHE_DIR"] == "/data/caches/triton"
-        assert env.get("EVENSHARD_JOURNAL_FOLDER") == ("/data/journals" if gpu else None)  # of what measures
-        assert env["EVENSHARD_BACKLOG"] == "/data/mlflow_backlog"
-
-
-@pytest.mark.parametrize("name", PIPELINES)
-def test_nothing_waits_in_a_queue_or_on_a_volume_unasked(packages: dict[str, Path], name: str) -> None:
-    for task in pods(packages[name]):
-        assert "pvcMount" not in task.platform
-        assert not any("kueue" in key for key in task.platform["podMetadata"]["labels"])
-
-
-@pytest.mark.parametrize(("command", "runs_now"), [("submit", True), ("compile", False)])
-def test_only_a_submitted_pipeline_runs_now(command: str, runs_now: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables on S3 are hashed only if the run starts immediately."""
-    seen: list[bool] = []
-
-    def build(*_: object, runs_now: bool) -> None:
-        seen.append(runs_now)
-        raise BadConfig("stop here.")
-
-    monkeypatch.setattr("evenshard_pipelines.build.build", build)
-    flags = ["--endpoint", "http://127.0.0.1:9", "--namespace", "n"] if command == "submit" else ["-o", "out.yaml"]
-    assert main(["pipeline", command, *flags]) == 2 and seen == [runs_now]

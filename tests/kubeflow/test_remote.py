@@ -8,76 +8,81 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
 from evenshard.cli import main
 from evenshard.kubeflow import remote
-from evenshard.loop.commands import WatchConfig
-from support import http_server, kfp_server
-from support.documented import command
-from support.kfp_server import FakePipelines, nodes_of, serving
+from support.http_server import Request, answering
+from support.kfp_server import FakePipelines, serving
 from support.kubeflow_builders import SMALL_PARAMS, compiled
 
 SUBMIT = ["pipeline", "submit", "--namespace", "team-a", "--package", "pipeline.yaml"]
 STATUS = ["pipeline", "status", "r1", "--namespace", "team-a"]
+WAIT = ["--wait", "--poll-seconds", "0.01"]
 WORKFLOW = "evenshard-place-ptvzd"
 POD = "evenshard-place-ptvzd-retry-system-container-impl-2412005322"
+
+
+@dataclass
+class Pipelines(FakePipelines):
+    """The server, and the commands that talk to it."""
+
+    capsys: pytest.CaptureFixture[str] | None = None
+
+    def run(self, words: list[str], *more: str) -> int:
+        return main([*words, "--endpoint", self.url, *more])
+
+    def told(self, words: list[str], *more: str, code: int = 0) -> str:
+        """What a command prints, or, if it shall fail, the line that says why."""
+        assert self.run(words, *more) == code
+        return self.line() if code else self.out()
+
+    def out(self) -> str:
+        assert self.capsys
+        return self.capsys.readouterr().out
+
+    def line(self) -> str:
+        """What the command says; log lines reach stderr too where an earlier test has set up logging."""
+        assert self.capsys is not None
+        (line,) = [line for line in self.capsys.readouterr().err.splitlines() if line.startswith("evenshard ")]
+        return line
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     (folder / "params.yaml").write_text(yaml.safe_dump(SMALL_PARAMS))
-    return compiled("train", folder / "params.yaml", folder / "pipeline.yaml")
+    return compiled("place", folder / "params.yaml", folder / "pipeline.yaml")
 
 
 @pytest.fixture
-def fake(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePipelines]:
+def fake(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Pipelines]:
     """The server; the working directory holds pipeline.yaml, and home is empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("KF_PIPELINES_ENDPOINT", "KF_PIPELINES_SA_TOKEN_PATH", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pipeline.yaml").write_bytes(package.read_bytes())
-    monkeypatch.setattr(remote.Endpoint, "__init__", _impatient(remote.Endpoint.__init__))
+    make = remote.Endpoint.__init__
+    monkeypatch.setattr(remote.Endpoint, "__init__", lambda *words, **named: make(*words, **named | {"backoff_s": 0.0}))
     monkeypatch.setattr(remote, "LISTED_AFTER_S", 0.0)
-    with serving(FakePipelines()) as server:
+    server = Pipelines(capsys=capsys)
+    with serving(server):
         yield server
 
 
-def _impatient(original: Any) -> Any:
-    """No pauses between tries."""
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "backoff_s": 0.0})
-
-    return init
-
-
-def run(fake: FakePipelines, words: list[str], *more: str) -> int:
-    return main([*words, "--endpoint", fake.url, *more])
-
-
-def the_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command says; log lines reach stderr too where an earlier test has set up logging."""
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evenshard ")]
-    return line
-
-
-@pytest.mark.slow
-def test_submit_makes_the_experiment_and_the_run(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--experiment", "tables", "--run-name", "first", "--set", "evaluate_config={num_rollouts: 8}"]
-    assert run(fake, SUBMIT, *words) == 0
-    assert capsys.readouterr().out == f"run: r1\n{fake.url}/#/runs/details/r1\n"
+def test_submit_makes_the_experiment_and_the_run(fake: Pipelines) -> None:
+    words = ["--experiment", "tables", "--run-name", "first", "--set", "request={num_devices: 8}"]
+    assert fake.told(SUBMIT, *words) == f"run: r1\n{fake.url}/#/runs/details/r1\n"
     (looked,) = fake.asked("GET", "/experiments")
     assert looked.query["namespace"] == "team-a"
     (experiment,) = fake.asked("POST", "/experiments")
@@ -85,45 +90,29 @@ def test_submit_makes_the_experiment_and_the_run(fake: FakePipelines, capsys: py
     (sent,) = fake.asked("POST", "/runs")
     assert (sent.body["experiment_id"], sent.body["display_name"]) == ("e1", "first")
     assert sent.body["service_account"] == "evenshard-runner"
-    assert sent.body["runtime_config"]["parameters"] == {"evaluate_config": {"num_rollouts": 8}}
-    assert sent.body["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "evenshard-train"
+    assert sent.body["runtime_config"]["parameters"] == {"request": {"num_devices": 8}}
+    assert sent.body["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "evenshard-place"
     assert "kubernetes" in sent.body["pipeline_spec"]["platform_spec"]["platforms"]
     assert not Path("home").exists()  # the SDK would keep the namespace there
-
-
-def test_an_experiment_of_the_name_is_used_again(fake: FakePipelines) -> None:
-    assert run(fake, SUBMIT) == 0 and run(fake, SUBMIT) == 0
+    assert fake.run(SUBMIT, *words) == 0
     assert len(fake.asked("POST", "/experiments")) == 1
     assert {one.body["experiment_id"] for one in fake.asked("POST", "/runs")} == {"e1"}
 
 
-@pytest.mark.slow
-def test_without_a_package_the_settings_are_compiled(fake: FakePipelines, caplog: pytest.LogCaptureFixture) -> None:
-    Path("params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": 1}}))
-    assert run(fake, SUBMIT[:4], "--num-parts", "2") == 0
-    (sent,) = fake.asked("POST", "/runs")
-    tasks = sent.body["pipeline_spec"]["pipeline_spec"]["components"]["comp-exit-handler-1"]["dag"]["tasks"]
-    assert "merge-costs" in tasks and "merge-costs-2" not in tasks
-    assert "a cluster cannot pull this image" in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
-def test_wait_ends_as_the_run_does(fake: FakePipelines, capsys: pytest.CaptureFixture[str], state: str) -> None:
-    wait = ["--wait", "--poll-seconds", "0.01", "--patience-minutes", "5"]
-    fake.states = ["PENDING", "RUNNING", "SUCCEEDED"]
-    assert run(fake, SUBMIT, *wait) == 0
+def test_wait_ends_as_the_run_does(fake: Pipelines) -> None:
+    fake.states = ["RUNNING"]
+    told = fake.told(SUBMIT, *WAIT, "--patience-minutes", "0.001", code=1)
+    assert "is still RUNNING after 0.06 s, and continues" in told
+    fake.states, fake.requests = ["PENDING", "RUNNING", "SUCCEEDED"], []
+    assert fake.run(SUBMIT, *WAIT, "--patience-minutes", "5") == 0
     assert len(fake.asked("GET", "/runs/r1")) == 3
-    assert "SUCCEEDED: a run" in capsys.readouterr().out
-    fake.states = ["RUNNING", state]
-    assert run(fake, SUBMIT, *wait) == 1
-    line = the_line(capsys)
-    said = {
-        "FAILED": "run r1 ended as FAILED. place failed in the pod whose name ends with 2412005322:",
-        "CANCELED": "run r1 was stopped. See",
-    }
-    assert said[state] in line
-    assert line.endswith(f"See {fake.url}/#/runs/details/r1")
+    assert "SUCCEEDED: a run" in fake.out()
+    page = f"See {fake.url}/#/runs/details/r1"
+    command = "kubectl -n team-a logs -c main $(kubectl -n team-a get pods -o name | grep 2412005322)"
+    failed = f"run r1 ended as FAILED. place failed in the pod whose name ends with 2412005322: `{command}`. {page}"
+    for state, line in (("FAILED", failed), ("CANCELED", f"run r1 was stopped. {page}")):
+        fake.states = ["RUNNING", state]
+        assert fake.told(SUBMIT, *WAIT, code=1) == f"evenshard pipeline failed: {line}"
 
 
 @pytest.mark.parametrize(
@@ -134,322 +123,149 @@ def test_wait_ends_as_the_run_does(fake: FakePipelines, capsys: pytest.CaptureFi
         (["RUNNING", "CANCELING", "FAILED", "RUNNING"], False),  # tried again
     ],
 )
-def test_a_stopped_run_has_not_failed(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str], history: list[str], stopped: bool
-) -> None:
+def test_a_stopped_run_has_not_failed(fake: Pipelines, history: list[str], stopped: bool) -> None:
     """Kubeflow Pipelines ends it as FAILED."""
     fake.states, fake.history = ["FAILED"], history
-    assert run(fake, STATUS) == 1
-    line = the_line(capsys)
-    assert ("run r1 was stopped. See" in line, "failed" in line.removeprefix("evenshard pipeline failed")) == (
-        stopped,
-        not stopped,
-    )
-    assert run(fake, STATUS, "--json") == 1
-    assert json.loads(capsys.readouterr().out)["state"] == ("CANCELED" if stopped else "FAILED")
+    line = fake.told(STATUS, code=1)
+    assert ("run r1 was stopped. See" if stopped else "run r1 ended as FAILED. place failed") in line
+    assert fake.run(STATUS, "--json") == 1
+    assert json.loads(fake.out())["state"] == ("CANCELED" if stopped else "FAILED")
 
 
-def test_patience_has_an_end(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.states = ["RUNNING"]
-    words = ["--wait", "--poll-seconds", "0.01", "--patience-minutes", "0.001"]
-    assert run(fake, SUBMIT, *words) == 1
-    assert "is still RUNNING after 0.06 s, and continues" in the_line(capsys)
-
-
-@pytest.mark.slow
-def test_a_schedule_is_a_recurring_run(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_is_a_recurring_run(fake: Pipelines) -> None:
     words = ["pipeline", "schedule", *SUBMIT[2:], "--run-name", "weekly", "--cron"]
-    assert run(fake, [*words, "0 3 * * 0"]) == 0
-    assert "recurring run: rr1" in capsys.readouterr().out
+    assert "recurring run: rr1" in fake.told([*words, "0 3 * * 0"])
     (sent,) = fake.asked("POST", "/recurringruns")
     assert sent.body["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 0"  # Kubeflow's begin with the seconds
     assert int(sent.body["max_concurrency"]) == 1 and sent.body["no_catchup"] is True
     assert (sent.body["display_name"], sent.body["experiment_id"]) == ("weekly", "e1")
     assert sent.body["service_account"] == "evenshard-runner"
-    assert run(fake, [*words, "weekly"]) == 2
-    assert "has 1 fields" in the_line(capsys)
+    assert "has 1 fields" in fake.told([*words, "weekly"], code=2)
 
 
-@pytest.mark.slow
-def test_a_recurring_run_is_deleted_by_its_name(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recurring_run_is_deleted_by_its_name(fake: Pipelines) -> None:
     schedule = ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name"]
     unschedule = ["pipeline", "unschedule", *SUBMIT[2:4]]
-    for name in ("weekly", "daily", "daily"):
-        assert run(fake, [*schedule, name]) == 0
-    assert run(fake, [*schedule, "weekly", "--experiment", "other"]) == 0
-    assert run(fake, [*unschedule, "weekly"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("deleted: recurring run rr1.")
+    for name in (["weekly"], ["daily"], ["daily"], ["weekly", "--experiment", "other"]):
+        assert fake.run([*schedule, *name]) == 0
+    assert fake.run([*unschedule, "weekly"]) == 0
+    assert fake.out().splitlines()[-1].startswith("deleted: recurring run rr1.")
     assert set(fake.recurring) == {"rr2", "rr3", "rr4"}
-    assert run(fake, [*unschedule, "daily"]) == 2
-    assert (
-        "2 recurring runs in experiment evenshard are called 'daily'; the experiment has daily (rr2), daily (rr3)"
-        in the_line(capsys)
-    )
-    assert run(fake, [*unschedule, "rr3"]) == 0
+    line = fake.told([*unschedule, "daily"], code=2)
+    assert "2 recurring runs in experiment evenshard are called 'daily'; the experiment has daily (rr2), daily" in line
+    assert fake.run([*unschedule, "rr3"]) == 0
     assert set(fake.recurring) == {"rr2", "rr4"}
-    assert run(fake, [*unschedule, "weekly"]) == 2
-    assert "no recurring runs in experiment evenshard are called 'weekly'; the experiment has daily (rr2)." in the_line(
-        capsys
-    )
-    assert run(fake, [*unschedule, "weekly", "--experiment", "another"]) == 2
-    assert "in experiment another are called 'weekly'; the experiment has none." in the_line(capsys)
+    line = fake.told([*unschedule, "weekly", "--experiment", "another"], code=2)
+    assert "in experiment another are called 'weekly'; the experiment has none." in line
     assert "another" not in {one["display_name"] for one in fake.experiments.values()}
 
 
-def test_a_run_in_progress_outlives_its_schedule(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_progress_outlives_its_schedule(fake: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its recurring run owns its workflow: it is paused until the run has ended, and deleted then."""
-    assert run(fake, ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]) == 0
+    weekly = ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]
+    assert fake.run(weekly) == 0
     words = [*SUBMIT[2:4], "weekly"]
     fake.runs = [
         {"run_id": "r7", "experiment_id": "e1", "recurring_run_id": "rr9", "state": "RUNNING"},  # another's
         {"run_id": "r8", "experiment_id": "e1", "recurring_run_id": "rr1", "state": "FAILED"},
         {"run_id": "r9", "experiment_id": "e1", "recurring_run_id": "rr1", "state": "CANCELING"},
     ]
-    assert run(fake, ["pipeline", "unschedule", *words]) == 1
-    assert "recurring run rr1 is paused, not deleted: its run r9 is in progress. Unschedule" in the_line(capsys)
+    line = fake.told(["pipeline", "unschedule", *words], code=1)
+    assert "recurring run rr1 is paused, not deleted: its run r9 is in progress. Unschedule" in line
     assert fake.recurring["rr1"]["status"] == "DISABLED"
-    assert run(fake, ["pipeline", "resume", *words]) == 0
-    assert capsys.readouterr().out == "resumed: recurring run rr1\n" and fake.recurring["rr1"]["status"] == "ENABLED"
-    assert run(fake, ["pipeline", "pause", *words]) == 0
-    assert capsys.readouterr().out == "paused: recurring run rr1\n"
-    assert fake.recurring["rr1"]["status"] == "DISABLED"
+    for command, told, status in (("resume", "resumed", "ENABLED"), ("pause", "paused", "DISABLED")):
+        assert fake.told(["pipeline", command, *words]) == f"{told}: recurring run rr1\n"
+        assert fake.recurring["rr1"]["status"] == status
     fake.runs[2]["state"] = "SUCCEEDED"
-    assert run(fake, ["pipeline", "unschedule", *words]) == 0
+    assert fake.run(["pipeline", "unschedule", *words]) == 0
     assert fake.recurring == {}
-    assert run(fake, ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]) == 0
+    assert fake.run(weekly) == 0
     fake.runs[2]["state"] = "RUNNING"
-    assert run(fake, ["pipeline", "unschedule", *words, "--force"]) == 0
+    assert fake.run(["pipeline", "unschedule", *words, "--force"]) == 0
     assert fake.recurring == {}
+    assert fake.run(weekly) == 0
+    late, fake.runs = fake.runs[2:], []
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: fake.runs.extend(late))
+    assert fake.run(["pipeline", "unschedule", *words]) == 1  # the API knows of a new run some seconds later
 
 
-def test_a_run_that_starts_while_its_schedule_is_deleted_is_seen(
-    fake: FakePipelines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The API knows it some seconds later."""
-    assert run(fake, ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]) == 0
-    late = {"run_id": "r9", "experiment_id": "e1", "recurring_run_id": "rr1", "state": "PENDING"}
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: fake.runs.append(late))
-    assert run(fake, ["pipeline", "unschedule", *SUBMIT[2:4], "weekly"]) == 1
-    assert set(fake.recurring) == {"rr1"}
-
-
-def test_a_run_is_stopped_once(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_stopped_once(fake: Pipelines) -> None:
     stop = ["pipeline", "stop", *STATUS[2:]]
     fake.states = ["RUNNING", "CANCELED"]
-    assert run(fake, stop) == 0
-    assert capsys.readouterr().out == f"run r1 is stopping; it was RUNNING\n{fake.url}/#/runs/details/r1\n"
+    assert fake.told(stop) == f"run r1 is stopping; it was RUNNING\n{fake.url}/#/runs/details/r1\n"
+    assert fake.told(stop).startswith("run r1 had already ended: CANCELED\n")
     assert len(fake.asked("POST", "/runs/r1:terminate")) == 1
-    assert run(fake, stop) == 0
-    assert capsys.readouterr().out.startswith("run r1 had already ended: CANCELED\n")
-    assert len(fake.asked("POST", "/runs/r1:terminate")) == 1
-    assert run(fake, [*stop[:2], "r9", *stop[3:]]) == 2
+    assert fake.run([*stop[:2], "r9", *stop[3:]]) == 2
 
 
-# Commands of docs/kubeflow.md: the pipeline, when it runs (with seconds first; None: at once), its parameters.
-DOCUMENTED = {
-    "pipeline schedule --cron": ("train", "0 0 3 * * 0", {}),
-    "pipeline schedule --pipeline retrain": (
-        "retrain",
-        "0 0 3 * * 0",
-        {
-            "tables": "s3://team-data/today.parquet",
-            "drift_request": {"num_devices": 8, "batch_size": 65536},
-        },
-    ),
-    "pipeline schedule --pipeline watch": (
-        "watch",
-        "0 0 5 * * *",
-        {
-            "traces": "s3://team-ads/job/traces",
-            "in_use": "s3://team-ads/job/placement.json",
-            "watch_request": {"steps": 2_000_000, "restart_minutes": 15},
-        },
-    ),
-    "pipeline submit --pipeline place": (
-        "place",
-        None,
-        {
-            "tables": "s3://team-data/tables.parquet",
-            "model_uri": "models:/evenshard-cost@champion",
-            "request": {"num_devices": 8, "memory_cap_gb": 64, "hardware": "cuda", "allow_column_split": True},
-        },
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", DOCUMENTED)
-def test_documented_commands_send_their_pipeline_and_parameters(fake: FakePipelines, start: str) -> None:
-    """All but the cluster behind it: the endpoint in place of the page's three dots is the stand-in."""
-    name, cron, parameters = DOCUMENTED[start]
-    Path("params.yaml").write_text(yaml.safe_dump(SMALL_PARAMS))
-    words = command("docs/kubeflow.md", f"evenshard {start}")
-    assert main([fake.url if word == "..." else word for word in words]) == 0
-    (sent,) = fake.asked("POST", "/runs" if cron is None else "/recurringruns")
-    assert cron is None or sent.body["trigger"]["cron_schedule"]["cron"] == cron
-    given = sent.body["runtime_config"].get("parameters", {})
-    assert {key: value for key, value in given.items() if not key.endswith("_hash")} == parameters
-    (looked,) = fake.asked("GET", "/experiments")
-    assert looked.query["namespace"] == "evenshard" and sent.body["service_account"] == "evenshard-runner"
-    spec = sent.body["pipeline_spec"]["pipeline_spec"]
-    assert spec["pipelineInfo"]["name"] == f"evenshard-{name}"
-    asked_for = spec["root"]["inputDefinitions"]["parameters"]
-    assert set(given) <= set(asked_for)
-    assert {key for key, one in asked_for.items() if not one.get("isOptional")} <= set(given)
-
-
-def test_the_scheduled_watch_reads_the_addresses_itself(fake: FakePipelines) -> None:
-    words = command("docs/kubeflow.md", "evenshard pipeline schedule --pipeline watch")
-    assert main([fake.url if word == "..." else word for word in words]) == 0
-    (sent,) = fake.asked("POST", "/recurringruns")
-    tasks = sent.body["pipeline_spec"]["pipeline_spec"]["root"]["dag"]["tasks"]
-    assert set(tasks) == {"watch"}
-    inputs = tasks["watch"]["inputs"]["parameters"]
-    wanted = {"traces_address": "traces", "in_use_address": "in_use", "request": "watch_request"}
-    assert {key: inputs[key]["componentInputParameter"] for key in wanted} == wanted
-    WatchConfig(**sent.body["runtime_config"]["parameters"]["watch_request"])
-
-
-def test_status_tells_the_state_and_the_tasks(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_tells_the_state_and_the_tasks(fake: Pipelines) -> None:
     fake.states, page = ["RUNNING"], f"{fake.url}/#/runs/details/r1"
-    assert run(fake, STATUS) == 0
     done = "done: generate-tables, benchmark (2), merge-costs, train-cost, train-policy"
-    assert capsys.readouterr().out == f"RUNNING: a run\n{done}; running: benchmark-2 (2)\n{page}\n"
-    assert run(fake, STATUS, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    assert fake.told(STATUS) == f"RUNNING: a run\n{done}; running: benchmark-2 (2)\n{page}\n"
+    found = json.loads(fake.told(STATUS, "--json"))
     assert (found["state"], found["recorded_until"], found["url"]) == ("RUNNING", None, page)
     assert (found["tasks"][-1]["name"], found["tasks"][-1]["state"]) == ("benchmark-2", "RUNNING")
-    fake.states = ["SUCCEEDED"]
-    assert run(fake, STATUS) == 0
-    assert capsys.readouterr().out == f"SUCCEEDED: a run\ndone: importer, place, record-outcome\n{page}\n"
     fake.states = ["PENDING"]
-    assert run(fake, STATUS) == 0
-    assert capsys.readouterr().out == f"PENDING: a run\n{page}\n"
+    assert fake.told(STATUS) == f"PENDING: a run\n{page}\n"
 
 
-def test_a_failed_task_has_a_command_for_its_log(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.states = ["FAILED"]
-    assert run(fake, STATUS) == 1
-    command = "kubectl -n team-a logs -c main $(kubectl -n team-a get pods -o name | grep 2412005322)"
-    assert the_line(capsys) == (
-        f"evenshard pipeline failed: run r1 ended as FAILED. place failed in the pod whose name ends with 2412005322: "
-        f"`{command}`. See {fake.url}/#/runs/details/r1"
-    )
-
-
-def test_a_pod_that_does_not_start_is_told(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pod_that_does_not_start_is_told(fake: Pipelines, caplog: pytest.LogCaptureFixture) -> None:
     fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 60.0)
-    assert run(fake, STATUS) == 0
-    out = capsys.readouterr().out
+    out = fake.told(STATUS)
     assert "done: importer; waiting: place\n" in out and "minutes" not in out
-    fake.running = ("place_failed", "04:17:25", 360.0)
     note = "place has not started for 6 minutes: its pod may fit no node, or its image is still being pulled."
     note += " Check with `kubectl -n team-a get events --field-selector type=Warning`"
-    assert run(fake, STATUS) == 0
-    assert f"\n{note}\n" in capsys.readouterr().out
-    fake.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
-    assert run(fake, SUBMIT, "--wait", "--poll-seconds", "0.01") == 0
+    fake.running = ("place_failed", "04:16:25", 0.0)  # what prepares a group is named only if it does not start
+    assert "root" not in fake.told(STATUS)
+    fake.running = ("place_failed", "04:16:25", 360.0)
+    assert "waiting: root-driver\nroot-driver has not started for 6 minutes" in fake.told(STATUS)
+    fake.states, fake.running = ["RUNNING", "RUNNING", "SUCCEEDED"], ("place_failed", "04:17:25", 360.0)
+    assert fake.run(SUBMIT, *WAIT) == 0
     logged = [record.message for record in caplog.records if record.name == "evenshard.cli.pipeline"]
     assert logged == ["done: importer; waiting: place", note]
 
 
-def test_what_prepares_a_group_is_named_only_if_it_does_not_start(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:16:25", 0.0)
-    assert run(fake, STATUS) == 0
-    assert "root" not in capsys.readouterr().out
-    fake.running = ("place_failed", "04:16:25", 360.0)
-    assert run(fake, STATUS) == 0
-    assert "waiting: root-driver\nroot-driver has not started for 6 minutes" in capsys.readouterr().out
-
-
-def test_a_record_that_ends_is_told(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a run of many nodes Kubeflow Pipelines keeps no more, while its pods go on."""
-    fake.states, fake.running = ["RUNNING"], ("train_succeeded", "04:46:30", 0.0)
-    assert run(fake, STATUS) == 0
-    out = capsys.readouterr().out
-    assert "Kubeflow Pipelines stopped recording tasks at " in out
-    assert "has not started" not in out  # it may have
-    nodes = nodes_of("train_succeeded")
-    monkeypatch.setattr(kfp_server, "nodes_of", lambda run: nodes)
-    fake.states = ["SUCCEEDED"]
-    assert run(fake, STATUS) == 0
-    out = capsys.readouterr().out
-    assert "merge-costs-2\nKubeflow Pipelines stopped recording" in out and "minutes" not in out
-    fake.states = ["FAILED"]
-    assert run(fake, STATUS) == 1
-    assert "ended as FAILED. Kubeflow Pipelines stopped recording tasks at" in the_line(capsys)
-
-
 @pytest.mark.slow
-def test_the_last_answer_has_all_tasks(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_last_answer_has_all_tasks(fake: Pipelines) -> None:
     """Kubeflow Pipelines says that a run has ended a moment before it says so of the last tasks."""
     at_its_end, later = ("place_succeeded", "04:27:04"), ("place_succeeded", "04:27:05")
     fake.finished_at = datetime.now(UTC)
-    for words in ([*SUBMIT, "--wait", "--poll-seconds", "0.01"], STATUS):
+    for words in ([*SUBMIT, *WAIT], STATUS):
         fake.states, fake.ended = ["SUCCEEDED"], [at_its_end, at_its_end, later]
-        assert run(fake, words) == 0
-        assert "done: importer, place, record-outcome\nhttp" in capsys.readouterr().out
+        assert "done: importer, place, record-outcome\nhttp" in fake.told(words)
         assert fake.ended == [later]
     fake.ended, fake.finished_at = [(*at_its_end, 60.0)], datetime.now(UTC) - timedelta(seconds=59.5)
-    assert run(fake, STATUS) == 0  # nothing more comes
-    assert "Kubeflow Pipelines stopped recording tasks at" in capsys.readouterr().out
+    assert fake.run(STATUS) == 0  # nothing more comes
+    assert "Kubeflow Pipelines stopped recording tasks at" in fake.out()
 
 
 @dataclass
 class Kubernetes:
-    """What Kubernetes knows of the one pod that it has, with the log of its container ``main``, and of its workflow.
+    """What Kubernetes knows of the one pod that it has, with the log of its container ``main``, and of its workflow."""
 
-    Attributes:
-        status: of the pod; None where none was made.
-        spec: of the pod.
-        workflow: its status; None where it may not be read.
-    """
-
-    status: dict[str, Any] | None = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)  # of the pod; empty where none was made
     spec: dict[str, Any] = field(default_factory=dict)
     log: str = ""
-    workflow: dict[str, Any] | None = None
+    workflow: dict[str, Any] | None = None  # its status; None where it may not be read
 
-    def answer(self, path: str, query: dict[str, list[str]]) -> Any:
-        if path == f"/api/v1/namespaces/team-a/pods/{POD}/log":
-            assert query["container"] == ["main"]
-            return self.log
-        if path == f"/apis/argoproj.io/v1alpha1/namespaces/team-a/workflows/{WORKFLOW}":
-            return None if self.workflow is None else {"status": self.workflow}
-        assert (path, query["labelSelector"]) == (
-            "/api/v1/namespaces/team-a/pods",
-            [f"workflows.argoproj.io/workflow={WORKFLOW}"],
-        )
+    def answer(self, request: Request) -> tuple[int, Any]:
+        if request.path == f"/api/v1/namespaces/team-a/pods/{POD}/log":
+            assert request.query["container"] == "main"
+            return 200, self.log
+        if request.path == f"/apis/argoproj.io/v1alpha1/namespaces/team-a/workflows/{WORKFLOW}":
+            return (403, {}) if self.workflow is None else (200, {"status": self.workflow})
+        assert request.path == "/api/v1/namespaces/team-a/pods"
+        assert request.query["labelSelector"] == f"workflows.argoproj.io/workflow={WORKFLOW}"
         pod = {"metadata": {"name": POD}, "spec": {"containers": [], **self.spec}, "status": self.status}
-        pods = [] if self.status is None else [pod]
-        return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
+        pods = [pod] if self.status else []
+        return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernetes]:
     """Kubernetes' API, which a kubeconfig leads to."""
     known = Kubernetes()
-
-    class Handler(http_server.Silent):
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            found = known.answer(parts.path, parse_qs(parts.query))
-            body = (found if isinstance(found, str) else json.dumps(found)).encode()
-            self.send_response(403 if found is None else 200)
-            self.send_header("Content-Type", "text/plain" if isinstance(found, str) else "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    with http_server.serving(Handler) as url:
+    with answering(known.answer) as url:
         named = {"clusters": {"server": url}, "users": {}, "contexts": {"cluster": "one", "user": "one"}}
         config = {key: [{"name": "one", key.removesuffix("s"): value}] for key, value in named.items()}
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump({**config, "current-context": "one"}))
@@ -457,34 +273,21 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kuberne
         yield known
 
 
-@pytest.fixture
-def kubernetes(cluster: Kubernetes) -> dict[str, Any]:
-    """What it says of the status of the one pod."""
-    assert cluster.status is not None
-    return cluster.status
-
-
-QUOTA = (
-    'pods "evenshard-place-ptvzd-retry-system-container-impl-2412005322" is forbidden: exceeded quota: evenshard, '
-    "requested: requests.memory=8256Mi, used: requests.memory=0, limited: requests.memory=4Gi"
-)
+QUOTA = f'pods "{POD}" is forbidden: exceeded quota: evenshard, requested: requests.memory=8256Mi'
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_pod_that_a_quota_refuses_is_explained(
-    fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str], compressed: bool
-) -> None:
+def test_a_pod_that_a_quota_refuses_is_explained(fake: Pipelines, cluster: Kubernetes, compressed: bool) -> None:
     """No such pod is ever made: Argo has the reason, in the workflow."""
     nodes = {f"{WORKFLOW}-2412005322": {"phase": "Pending", "message": QUOTA}, WORKFLOW: {"phase": "Running"}}
     packed = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
-    cluster.status, cluster.workflow = None, {"compressedNodes": packed} if compressed else {"nodes": nodes}
+    cluster.workflow = {"compressedNodes": packed} if compressed else {"nodes": nodes}
     fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
-    assert run(fake, STATUS) == 0
-    said = capsys.readouterr().out
+    assert fake.run(STATUS) == 0
+    said = fake.out()
     assert f"waiting: place\nplace has not started for 6 minutes, and has no pod: {QUOTA}\n" in said
     cluster.workflow = None
-    assert run(fake, STATUS) == 0
-    assert "place has not started for 6 minutes" in capsys.readouterr().out
+    assert "place has not started for 6 minutes" in fake.told(STATUS)
 
 
 # The end of a log: Kubeflow's executor, its launcher, and Argo's executor write there.
@@ -506,93 +309,61 @@ BAD_INPUT = "s3://evenshard/data/none.csv: no such file. Check the path."
     ("log", "why"),
     [
         (LOG.format(error=f"evenshard.base.errors.BadFile: {BAD_INPUT}"), BAD_INPUT[:-1]),
-        (LOG.format(error="IndexError: list index out of range"), "IndexError: list index out of range"),
+        (LOG.format(error="IndexError: out of range"), "IndexError: out of range"),
         (  # a stage that measures on a GPU runs in a process of its own
             f"evenshard benchmark: {BAD_INPUT}\n"
             + LOG.format(error="evenshard.base.errors.BadConfig: benchmark: bad input. See the log above."),
             BAD_INPUT[:-1],
         ),
         ("Error: exit status 1\n", "Error, exit code 1"),
-        ("", "Error, exit code 1"),
     ],
 )
-def test_the_log_of_a_failed_pod_says_why(
-    fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str], log: str, why: str
-) -> None:
-    assert cluster.status is not None
+def test_the_log_of_a_failed_pod_says_why(fake: Pipelines, cluster: Kubernetes, log: str, why: str) -> None:
     cluster.status.update(phase="Failed", containerStatuses=[ended(1, "Error")])
     cluster.log, fake.states = log, ["RUNNING", "FAILED"]
-    assert run(fake, SUBMIT, *WAIT) == 1
-    assert f"place failed in pod {POD} ({why}): `kubectl -n team-a logs {POD} -c main`. See" in the_line(capsys)
+    line = fake.told(SUBMIT, *WAIT, code=1)
+    assert f"place failed in pod {POD} ({why}): `kubectl -n team-a logs {POD} -c main`. See" in line
 
 
-def test_a_pod_that_kueue_holds_is_explained(
-    fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cluster.status is not None
-    blocked = {"reason": "SchedulingGated", "message": "Scheduling is blocked due to non-empty scheduling gates"}
-    cluster.status.update(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", **blocked}])
-    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
-    for gate, why in (
-        ("kueue.x-k8s.io/admission", "Kueue has not admitted the pod: see `kubectl describe workloads`"),
-        ("example.com/other", "held by the scheduling gate example.com/other"),
-    ):
-        cluster.spec = {"schedulingGates": [{"name": gate}]}
-        assert run(fake, STATUS) == 0
-        assert f"place has not started for 6 minutes. Its pod {POD}: {why}\n" in capsys.readouterr().out
+MAIN = {"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0}
+UNSCHEDULED = {"type": "PodScheduled", "status": "False"}
 
 
 @pytest.mark.parametrize(
-    ("says", "why"),
+    ("says", "gate", "why"),
     [
-        (
-            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                             "message": "0/1 nodes are available: 1 Insufficient cpu."}]},
-            "Unschedulable: 0/1 nodes are available: 1 Insufficient cpu",
-        ),
-        (
-            {"containerStatuses": [{"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0,
-                                    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}]},
-            "ImagePullBackOff: not found",
-        ),
+        ({"conditions": [{**UNSCHEDULED, "reason": "Unschedulable", "message": "0/1 nodes are available."}]}, "",
+         "Unschedulable: 0/1 nodes are available"),
+        ({"containerStatuses": [{**MAIN, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "none"}}}]},
+         "", "ImagePullBackOff: none"),
+        ({"conditions": [{**UNSCHEDULED, "reason": "SchedulingGated", "message": "blocked"}]},
+         "kueue.x-k8s.io/admission", "Kueue has not admitted the pod: see `kubectl describe workloads`"),
+        ({"conditions": [{**UNSCHEDULED, "reason": "SchedulingGated", "message": "blocked"}]},
+         "example.com/other", "held by the scheduling gate example.com/other"),
     ],
 )  # fmt: skip
 def test_kubernetes_says_why_a_pod_does_not_start(
-    fake: FakePipelines,
-    kubernetes: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-    says: dict[str, Any],
-    why: str,
+    fake: Pipelines, cluster: Kubernetes, says: dict[str, Any], gate: str, why: str
 ) -> None:
     fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
-    kubernetes.update(phase="Pending", **says)
-    assert run(fake, STATUS) == 0
-    assert f"place has not started for 6 minutes. Its pod {POD}: {why}\n" in capsys.readouterr().out
-    kubernetes.clear()
-    kubernetes.update(phase="Running")  # which Kubeflow Pipelines has not noted yet
-    assert run(fake, STATUS) == 0
-    assert "running: place\nhttp" in capsys.readouterr().out
+    cluster.status = {"phase": "Pending", **says}
+    cluster.spec = {"schedulingGates": [{"name": gate}]} if gate else {}
+    assert f"place has not started for 6 minutes. Its pod {POD}: {why}\n" in fake.told(STATUS)
+    cluster.status, cluster.spec = {"phase": "Running"}, {}  # which Kubeflow Pipelines has not noted yet
+    assert "running: place\nhttp" in fake.told(STATUS)
 
 
-def test_kubernetes_knows_the_name_of_a_failed_pod(
-    fake: FakePipelines, kubernetes: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
-    main_container = {"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": ended}
-    kubernetes.update(phase="Failed", containerStatuses=[main_container])
+def test_a_pod_out_of_memory_is_named(fake: Pipelines, cluster: Kubernetes) -> None:
+    cluster.status.update(phase="Failed", containerStatuses=[ended(137, "OOMKilled")])
     fake.states = ["FAILED"]
-    assert run(fake, STATUS) == 1
-    found = f"place failed in pod {POD} (OOMKilled, exit code 137): `kubectl -n team-a logs {POD} -c main`. See"
-    assert found in the_line(capsys)
-    kubernetes["containerStatuses"] = "torn"  # an answer that cannot be read is none
-    assert run(fake, STATUS) == 1
-    assert "whose name ends with 2412005322" in the_line(capsys)
+    assert f"failed in pod {POD} (OOMKilled, exit code 137): `kubectl" in fake.told(STATUS, code=1)
+    cluster.status["containerStatuses"] = "torn"  # an answer that cannot be read is none
+    assert "whose name ends with 2412005322" in fake.told(STATUS, code=1)
 
 
 def ended(code: int, reason: str) -> dict[str, Any]:
     """What Kubernetes says of a container that has ended."""
-    common = {"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0}
-    return {**common, "state": {"terminated": {"exitCode": code, "reason": reason}}}
+    return {**MAIN, "state": {"terminated": {"exitCode": code, "reason": reason}}}
 
 
 # What Kubernetes says of a pod that the kubelet has evicted; of a node that is shut down, the reason is Terminated.
@@ -602,210 +373,146 @@ EVICTED: dict[str, Any] = {
     "message": "The node was low on resource: memory.",
     "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}],
 }
-WAIT = ["--wait", "--poll-seconds", "0.01"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reason", ["Evicted", "Terminated"])
 def test_a_run_that_lost_a_pod_to_an_eviction_is_tried_again(
-    fake: FakePipelines, kubernetes: dict[str, Any], caplog: pytest.LogCaptureFixture, reason: str
+    fake: Pipelines, cluster: Kubernetes, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:
-    kubernetes.update({**EVICTED, "reason": reason})
+    cluster.status.update({**EVICTED, "reason": reason})
     fake.states = ["RUNNING", "FAILED", "SUCCEEDED"]
-    assert run(fake, SUBMIT, *WAIT) == 0
+    assert fake.run(SUBMIT, *WAIT) == 0
     assert len(fake.asked("POST", "/runs/r1:retry")) == len(fake.asked("POST", "/runs")) == 1
     assert f"place lost its pod ({reason}: The node was low on resource: memory). The run is retried" in caplog.text
 
 
-def test_it_is_tried_again_as_often_as_a_pod_would_be(
-    fake: FakePipelines, kubernetes: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    kubernetes.update(EVICTED)
+def test_it_is_tried_again_as_often_as_a_pod_would_be(fake: Pipelines, cluster: Kubernetes) -> None:
+    cluster.status.update(EVICTED)
     fake.states = ["FAILED"]
-    assert run(fake, SUBMIT, *WAIT) == 1
+    assert "run r1 ended as FAILED. place failed in pod" in fake.told(SUBMIT, *WAIT, code=1)
+    assert fake.run(STATUS) == 1  # who looks changes nothing
     assert len(fake.asked("POST", "/runs/r1:retry")) == 2
-    assert "run r1 ended as FAILED. place failed in pod" in the_line(capsys)
-    assert run(fake, STATUS) == 1
-    assert len(fake.asked("POST", "/runs/r1:retry")) == 2  # who looks changes nothing
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "status",
     [
-        {"containerStatuses": [ended(2, "Error")]},  # bad input
         {"containerStatuses": [ended(137, "OOMKilled")]},
         {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"},
         None,  # no pod of that name is there any more
     ],
 )
 def test_a_run_that_failed_by_itself_is_not_tried_again(
-    fake: FakePipelines, kubernetes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None
+    fake: Pipelines, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None
 ) -> None:
     if status is None:
         monkeypatch.setenv("KUBECONFIG", "none")
     else:
-        kubernetes.update(phase="Failed", **status)
+        cluster.status.update(phase="Failed", **status)
     fake.states = ["FAILED"]
-    assert run(fake, SUBMIT, *WAIT) == 1
+    assert fake.run(SUBMIT, *WAIT) == 1
     assert not fake.asked("POST", "/runs/r1:retry")
 
 
-@pytest.mark.slow
 def test_a_retry_that_is_refused_leaves_the_failure(
-    fake: FakePipelines,
-    kubernetes: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    fake: Pipelines, cluster: Kubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kubernetes.update(EVICTED)
+    cluster.status.update(EVICTED)
     fake.states, fake.failures["POST /runs/r1:retry"] = ["FAILED"], [403]
-    assert run(fake, SUBMIT, *WAIT) == 1
+    assert fake.run(SUBMIT, *WAIT) == 1
     assert "not allowed in namespace team-a (403)" in caplog.text
-    assert "place failed in pod" in the_line(capsys)
-
-
-def test_a_retry_whose_answer_was_lost_has_begun(fake: FakePipelines, kubernetes: dict[str, Any]) -> None:
-    kubernetes.update(EVICTED)
+    assert "place failed in pod" in fake.line()
+    # of one whose answer was lost, the run goes on
     fake.states, fake.failures["POST /runs/r1:retry"] = ["FAILED", "RUNNING", "SUCCEEDED"], [500, 400]
-    assert run(fake, SUBMIT, *WAIT) == 0
+    assert fake.run(SUBMIT, *WAIT) == 0
 
 
-def test_the_token_is_read_again_for_each_call(fake: FakePipelines, tmp_path: Path) -> None:
-    token = tmp_path / "token"
+def test_the_token_is_read_again_for_each_call(fake: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = Path("token")
     token.write_text("first\n")
     fake.token = "first"
-    endpoint = remote.Endpoint("team-a", fake.url, token)
-    connected = remote.Remote(endpoint)
+    connected = remote.Remote(remote.Endpoint("team-a", fake.url, token))
     assert connected.status("r1").state == "SUCCEEDED"
     token.write_text("second")
     fake.token = "second"
     assert connected.status("r1").state == "SUCCEEDED"
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(token))  # of a pod
+    assert fake.run(STATUS) == 0
 
 
-def test_a_pod_brings_its_own_token(fake: FakePipelines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "projected").write_text("of the pod")
-    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "projected"))
-    fake.token = "of the pod"
-    assert run(fake, STATUS) == 0
-
-
-def test_an_expired_token_is_named(fake: FakePipelines, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_expired_token_is_named(fake: Pipelines) -> None:
     fake.token = "new"
-    (tmp_path / "old").write_text("old")
-    assert run(fake, STATUS, "--token-file", "old") == 2
-    line = the_line(capsys)
+    Path("old").write_text("old")
+    assert fake.run(STATUS, "--token-file", "old") == 2
+    line = fake.line()
     assert "does not accept the token in old (401): token has expired" in line and "--token-file" in line
-    assert run(fake, STATUS) == 2
-    assert "a call without a token (401)" in the_line(capsys)
+    assert "a call without a token (401)" in fake.told(STATUS, code=2)
     assert len(fake.requests) == 2  # nothing was tried again
-    (tmp_path / "two").write_text("not one\n")
-    assert run(fake, STATUS, "--token-file", "two") == 2
-    assert "contains no token" in the_line(capsys) and len(fake.requests) == 2
 
 
-@pytest.mark.slow
-def test_who_waits_does_not_mind_a_401_for_a_moment(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_waits_does_not_mind_a_401_for_a_moment(fake: Pipelines, caplog: pytest.LogCaptureFixture) -> None:
     """Kubeflow Pipelines answers so while it cannot ask Kubernetes whose token it is."""
-    wait = [*SUBMIT, "--wait", "--poll-seconds", "0.01"]
+    wait = [*SUBMIT, *WAIT]
     fake.states, fake.failures["GET /runs/r1"] = ["RUNNING", "SUCCEEDED"], [401] * 5
-    assert run(fake, wait) == 0
-    assert "SUCCEEDED: a run" in capsys.readouterr().out
+    assert "SUCCEEDED: a run" in fake.told(wait)
     assert caplog.messages.count("Kubeflow Pipelines failed (401); retrying") == 5
     fake.failures["GET /runs/r1"] = [401] * 6
-    assert run(fake, wait) == 2
-    assert "does not accept a call without a token (401)" in the_line(capsys)
+    assert "does not accept a call without a token (401)" in fake.told(wait, code=2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("status", "code", "why"),
-    [
-        (400, 2, "rejects the call (400): told to answer 400. Correct the value"),
-        (403, 2, "not allowed in namespace team-a (403)"),
-        (404, 2, "not found at"),
-    ],
-)
-def test_a_refusal_is_bad_input(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str], status: int, code: int, why: str
-) -> None:
-    fake.failures["POST /runs"] = [status]
-    assert run(fake, SUBMIT) == code
-    assert why in the_line(capsys)
-    assert len(fake.asked("POST", "/runs")) == 1
+def test_a_refusal_is_bad_input(fake: Pipelines) -> None:
+    for status, why in (
+        (400, "rejects the call (400): told to answer 400. Correct the value"),
+        (403, "not allowed in namespace team-a (403)"),
+        (404, "not found at"),
+    ):
+        fake.failures["POST /runs"], fake.requests = [status], []
+        assert why in fake.told(SUBMIT, code=2)
+        assert len(fake.asked("POST", "/runs")) == 1
 
 
-def test_a_run_that_is_not_there(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(fake, ["pipeline", "status", "r9", "--namespace", "team-a"]) == 2
-    assert "run r9: not found" in the_line(capsys)
+def test_looking_is_tried_again(fake: Pipelines) -> None:
+    for status in (500, 503):
+        fake.failures["GET /runs/r1"] = [status] * 5
+        assert fake.run(STATUS) == 0
+        fake.failures["GET /runs/r1"] = [status] * 6
+        assert f"failed with status {status}: told to answer {status}" in fake.told(STATUS, code=1)
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
-def test_looking_is_tried_again(fake: FakePipelines, capsys: pytest.CaptureFixture[str], status: int) -> None:
-    fake.failures["GET /runs/r1"] = [status] * 5
-    assert run(fake, STATUS) == 0
-    fake.failures["GET /runs/r1"] = [status] * 6
-    assert run(fake, STATUS) == 1
-    assert f"failed with status {status}: told to answer {status}" in the_line(capsys)
-
-
-def test_a_run_is_started_again_only_if_it_was_not_begun(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake.failures["POST /runs"] = [503, 502, 429, 503, 503]
-    fake.failures["POST /experiments"] = [503]
-    assert run(fake, SUBMIT) == 0
+def test_a_run_is_started_again_only_if_it_was_not_begun(fake: Pipelines) -> None:
+    fake.failures["POST /runs"], fake.failures["POST /experiments"] = [503, 502, 429, 503, 503], [503]
+    assert fake.run(SUBMIT) == 0
     assert len(fake.asked("POST", "/runs")) == 6
     fake.failures["POST /runs"] = [500]
-    assert run(fake, SUBMIT) == 1
+    assert "failed with status 500" in fake.told(SUBMIT, code=1)
     assert len(fake.asked("POST", "/runs")) == 7
-    assert "failed with status 500" in the_line(capsys)
 
 
 @pytest.mark.slow
-def test_a_silent_server_is_given_up(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_server_is_given_up(fake: Pipelines) -> None:
     fake.failures["POST /runs"] = [0]
-    assert run(fake, SUBMIT, "--timeout-seconds", "2") == 1
-    line = the_line(capsys)
+    line = fake.told(SUBMIT, "--timeout-seconds", "1", code=1)
     assert "did not answer in time. The call may have succeeded" in line
     assert len(fake.asked("POST", "/runs")) == 1
-    fake.failures["GET /runs/r1"] = [0]
-    assert run(fake, STATUS, "--timeout-seconds", "2") == 0
-    asked = len(fake.asked("GET", "/runs/r1"))
     fake.failures["GET /runs/r1"] = [0] * 20
-    assert run(fake, STATUS, "--timeout-seconds", "2") == 1
-    assert len(fake.asked("GET", "/runs/r1")) == asked + 4
+    assert fake.run(STATUS, "--timeout-seconds", "1") == 1
+    assert len(fake.asked("GET", "/runs/r1")) == 4
 
 
-def test_a_login_page_is_no_api(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_api_is_told(fake: Pipelines) -> None:
     fake.login_page = True
-    assert run(fake, SUBMIT) == 2
-    assert "does not answer like Kubeflow Pipelines" in the_line(capsys)
+    assert "does not answer like Kubeflow Pipelines" in fake.told(STATUS, code=2)
+    assert main([*STATUS, "--endpoint", "http://127.0.0.1:1"]) == 1
+    assert "http://127.0.0.1:1 cannot be reached" in fake.line()
 
 
-def test_nobody_at_the_address(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert main([*SUBMIT, "--endpoint", f"http://127.0.0.1:{port}"]) == 1
-    assert f"http://127.0.0.1:{port} cannot be reached" in the_line(capsys)
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (SUBMIT, "no endpoint"),
-        ([*SUBMIT, "--endpoint", "kubeflow.example.com"], "is not an address"),
-        ([*SUBMIT, "--endpoint", "http://h", "--token-file", "none"], "no token can be read"),
-        ([*SUBMIT, "--endpoint", "http://h", "--token-file", "pipeline.yaml"], "contains no token"),
-        ([*SUBMIT[:-1], "none.yaml", "--endpoint", "http://h"], "none.yaml: no such file"),
-    ],
-)
-def test_bad_input_is_told_before_anything_is_sent(
-    fake: FakePipelines, capsys: pytest.CaptureFixture[str], words: list[str], why: str
-) -> None:
-    assert main(words) == 2
-    assert why in the_line(capsys)
+def test_bad_input_is_told_before_anything_is_sent(fake: Pipelines) -> None:
+    for words, why in (
+        (["--endpoint", "kubeflow.example.com"], "is not an address"),
+        (["--endpoint", "http://h", "--token-file", "none"], "no token can be read"),
+        (["--endpoint", "http://h", "--token-file", "pipeline.yaml"], "contains no token"),
+        (["--endpoint", "http://h", "--package", "none.yaml"], "none.yaml: no such file"),
+    ):
+        assert main([*SUBMIT, *words]) == 2
+        assert why in fake.line()
     assert fake.requests == []

@@ -1,21 +1,22 @@
-"""An HTTP server inside of a test, on a free port, that ends with it."""
+"""HTTP servers inside of a test, on a free port, that end with it."""
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 
 class Silent(BaseHTTPRequestHandler):
-    """Logs nothing."""
-
     def log_message(self, *args: object) -> None:
-        """See ``http.server``."""
+        """Logs nothing."""
 
 
 @contextmanager
@@ -36,38 +37,50 @@ def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = 
 
 
 @dataclass
-class Hanging:
-    """A server that takes connections and says nothing.
-
-    Attributes:
-        port: where it listens, on 127.0.0.1.
-        taken: the connections so far.
-    """
-
-    port: int
-    taken: list[socket.socket] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return f"http://127.0.0.1:{self.port}"
+class Request:
+    method: str
+    path: str
+    query: dict[str, str]  # the first value of each word
+    token: str | None
+    body: Any  # as read from JSON
 
 
 @contextmanager
-def hanging() -> Iterator[Hanging]:
-    """Such a server, which ends with the block."""
+def answering(answer: Callable[[Request], tuple[int, Any]], tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Serves what a function answers to each request: a status, and a text or what becomes JSON."""
+
+    class Handler(Silent):
+        def _answer(self) -> None:
+            parts, size = urlsplit(self.path), int(self.headers.get("Content-Length", 0))
+            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            body = json.loads(self.rfile.read(size)) if size else None
+            request = Request(self.command, parts.path, query, self.headers.get("Authorization"), body)
+            status, said = answer(request)
+            content = (said if isinstance(said, str) else json.dumps(said)).encode()
+            with suppress(ConnectionError):  # whoever asked has given up
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain" if isinstance(said, str) else "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        do_GET = do_POST = do_DELETE = _answer
+
+    with serving(Handler, tls) as url:
+        yield url
+
+
+@contextmanager
+def hanging() -> Iterator[socket.socket]:
+    """A listener that takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        state = Hanging(server.getsockname()[1])
+        server.setblocking(False)
+        yield server
 
-        def take() -> None:
-            with suppress(OSError):
-                while True:
-                    state.taken.append(server.accept()[0])
 
-        threading.Thread(target=take, daemon=True).start()
-        try:
-            yield state
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            for one in state.taken:
-                one.close()
+def num_taken(server: socket.socket) -> int:
+    """Connections to a listener since it was last asked."""
+    with suppress(BlockingIOError):
+        server.accept()[0].close()
+        return 1 + num_taken(server)
+    return 0

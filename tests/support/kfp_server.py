@@ -1,7 +1,7 @@
 """A server that answers like Kubeflow Pipelines' v2beta1 API, as far as evenshard asks it. It runs nothing.
 
-What it says of runs is what Kubeflow Pipelines 2.17 said of three real ones (kubeflow_runs.json), with all nodes of
-Argo's, no errors and no names of pods. Of requests it shows the shape on the wire, not that a cluster would take them.
+What it says of runs is what Kubeflow Pipelines 2.17 said of real ones (kubeflow_runs.json). Of requests it shows the
+shape on the wire, not that a cluster would take them.
 """
 
 from __future__ import annotations
@@ -14,44 +14,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-import pytest
-
-from support import http_server
-from support.repository import ROOT
+from support.http_server import Request, answering
 
 API = "/apis/v2beta1"
 RUNS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kubeflow_runs.json").read_text())
-# 25 and 24 runs more, with faults; beside the repository, where they are at hand.
-MORE_RUNS = ROOT.parent / "shared/kfp/real_runs_2.json"
-RUNS_WITH_HISTORY = ROOT.parent / "shared/kfp/real_runs_3.json"
 NEVER = "0001-01-01T00:00:00Z"
 
 
-def more_runs() -> dict[str, dict[str, Any]]:
-    """What is in ``MORE_RUNS``, in the form of ``RUNS``; skips the test where it is not at hand."""
-    if not MORE_RUNS.exists():
-        pytest.skip(f"no recorded runs at {MORE_RUNS.name}")
-    runs = json.loads(MORE_RUNS.read_text())
-    return {name: {**run, "tasks": run.pop("run_details")["task_details"]} for name, run in runs.items()}
-
-
-def runs_with_history() -> list[dict[str, Any]]:
-    """The runs in ``RUNS_WITH_HISTORY`` with what was done to them; skips the test where they are not at hand."""
-    if not RUNS_WITH_HISTORY.exists():
-        pytest.skip(f"no recorded runs at {RUNS_WITH_HISTORY.name}")
-    found: list[dict[str, Any]] = json.loads(RUNS_WITH_HISTORY.read_text())
-    return found
-
-
-def nodes_of(run: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict[str, Any]]:
-    """The nodes of a recorded run as they were at an hour of its day.
-
-    Args:
-        ago_s: their times are moved, so that this hour was so many seconds ago.
-    """
-    moment = datetime.fromisoformat(f"{RUNS[run]['created_at'][:10]}T{clock}+00:00")
+def nodes_of(name: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict[str, Any]]:
+    """The nodes of a recorded run as they were at an hour of its day, moved to ``ago_s`` seconds ago."""
+    run = RUNS[name]
+    moment = datetime.fromisoformat(f"{run['created_at'][:10]}T{clock}+00:00")
     moved = datetime.now(UTC) - timedelta(seconds=ago_s) - moment
 
     def begun(stamp: str) -> bool:
@@ -61,7 +35,7 @@ def nodes_of(run: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict
         return (datetime.fromisoformat(stamp) + moved).isoformat() if begun(stamp) else NEVER
 
     nodes = []
-    for node in RUNS[run]["tasks"]:
+    for node in run["tasks"]:
         states = [one for one in node.get("state_history", ()) if "state" in one and begun(one["update_time"])]
         if not begun(node["start_time"]) or ("state" in node and not states):
             continue
@@ -72,34 +46,31 @@ def nodes_of(run: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict
     return nodes
 
 
-@dataclass
-class Request:
-    method: str
-    path: str
-    query: dict[str, str]
-    token: str | None
-    body: Any
+def as_asked(name: str) -> dict[str, Any]:
+    """A recorded run as the API gave it while its exit handler ran: the last moment of the run, for one without."""
+    run = RUNS[name]
+    handler = next((one for one in run["tasks"] if one.get("display_name") == "record-outcome"), None)
+    stamp = run["finished_at"] if handler is None else handler["start_time"]
+    moment = datetime.fromisoformat(stamp) + timedelta(seconds=5)
+    before = [one for one in run["state_history"] if datetime.fromisoformat(one["update_time"]) <= moment]
+    state = [one["state"] for one in before if "state" in one][-1]
+    nodes = nodes_of(name, f"{moment:%H:%M:%S}")
+    return {"run_id": "id-7", "display_name": name, "state": state, "run_details": {"task_details": nodes}}
 
 
 @dataclass
 class FakePipelines:
-    """What the server knows and how it misbehaves.
+    """What the server knows and how it misbehaves."""
 
-    Attributes:
-        token: that it asks for; None for none.
-        failures: statuses to answer first, one for each request, by "METHOD path"; 0: no answer until it ends.
-        states: of the run, one for each look; the last stays.
-        history: its states before.
-        runs: of recurring runs.
-        running: what ``nodes_of`` takes, for the nodes of a run that is RUNNING.
-        ended: likewise, of one that has SUCCEEDED, one for each look; the last stays.
-    """
-
-    token: str | None = None
+    token: str | None = None  # that it asks for
+    # statuses to answer first, one for each request, by "METHOD path"; 0: no answer until it ends
     failures: dict[str, list[int]] = field(default_factory=dict)
-    states: list[str] = field(default_factory=lambda: ["SUCCEEDED"])
-    history: list[str] = field(default_factory=list)
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    states: list[str] = field(default_factory=lambda: ["SUCCEEDED"])  # of the run, one for each look; the last stays
+    history: list[str] = field(default_factory=list)  # its states before
+    runs: list[dict[str, Any]] = field(default_factory=list)  # of recurring runs
+    # the run id-7, or statuses of a refusal, one for each look; the last stays
+    recorded: list[dict[str, Any] | int] = field(default_factory=list)
+    # what ``nodes_of`` takes, for the nodes of a run that is RUNNING, and of one that has SUCCEEDED, at each look
     running: tuple[str, str, float] = ("train_succeeded", "04:41:30", 0.0)
     ended: list[tuple[Any, ...]] = field(default_factory=lambda: [("place_succeeded",)])
     finished_at: datetime | None = None
@@ -110,52 +81,54 @@ class FakePipelines:
     url: str = ""
     ends: threading.Event = field(default_factory=threading.Event)
 
-    def is_silent(self, method: str, path: str) -> bool:
-        """Whether the next such request is not answered."""
-        return self.failures.get(f"{method} {path.removeprefix(API)}", [])[:1] == [0]
-
     def asked(self, method: str, path: str) -> list[Request]:
         return [one for one in self.requests if (one.method, one.path) == (method, API + path)]
 
     def answer(self, request: Request) -> tuple[int, Any]:
-        path = request.path.removeprefix(API)
-        failures = self.failures.get(f"{request.method} {path}", [])
-        if failures:
+        self.requests.append(request)
+        path, method = request.path.removeprefix(API), request.method
+        if self.login_page:
+            return 200, "<html>log in</html>"
+        if failures := self.failures.get(f"{method} {path}"):
             status = failures.pop(0)
             if status == 0:
                 self.ends.wait()
             return status or 200, {"message": f"told to answer {status}"}
         if self.token is not None and request.token != f"Bearer {self.token}":
             return 401, {"error": "token has expired"}
-        if (request.method, path) == ("GET", "/experiments"):
-            wanted = json.loads(request.query["filter"])["predicates"][0]["stringValue"]
-            found = [one for one in self.experiments.values() if one["display_name"] == wanted]
-            return 200, {"experiments": found, "total_size": len(found)} if found else {}
-        if (request.method, path) == ("POST", "/experiments"):
-            made = {**request.body, "experiment_id": f"e{len(self.experiments) + 1}"}
-            self.experiments[made["experiment_id"]] = made
-            return 200, made
-        if (request.method, path) == ("POST", "/runs"):
-            return 200, {**request.body, "run_id": "r1", "state": "PENDING"}
-        if (request.method, path) == ("POST", "/recurringruns"):
-            made = {**request.body, "recurring_run_id": f"rr{len(self.recurring) + 1}", "status": "ENABLED"}
-            self.recurring[made["recurring_run_id"]] = made
-            return 200, made
-        if (request.method, path) == ("GET", "/recurringruns"):
-            return 200, _page("recurringRuns", self.recurring.values(), request.query)
-        if (request.method, path) == ("GET", "/runs"):
-            return 200, _page("runs", self.runs, request.query)
         name, _, order = path.removeprefix("/recurringruns/").partition(":")
-        if request.method == "POST" and name in self.recurring and order in ("disable", "enable"):
-            self.recurring[name]["status"] = f"{order.upper()}D"
-            return 200, {}
-        if request.method == "DELETE" and path.removeprefix("/recurringruns/") in self.recurring:
-            del self.recurring[path.removeprefix("/recurringruns/")]
-            return 200, {}
-        if (request.method, path) in (("POST", "/runs/r1:terminate"), ("POST", "/runs/r1:retry")):
-            return 200, {}
-        if (request.method, path) == ("GET", "/runs/r1"):
-            return 200, self._run()
+        match method, path:
+            case "GET", "/experiments":
+                wanted = json.loads(request.query["filter"])["predicates"][0]["stringValue"]
+                found = [one for one in self.experiments.values() if one["display_name"] == wanted]
+                return 200, {"experiments": found, "total_size": len(found)} if found else {}
+            case "POST", "/experiments":
+                made = {**request.body, "experiment_id": f"e{len(self.experiments) + 1}"}
+                self.experiments[made["experiment_id"]] = made
+                return 200, made
+            case "POST", "/runs":
+                return 200, {**request.body, "run_id": "r1", "state": "PENDING"}
+            case "POST", "/recurringruns":
+                made = {**request.body, "recurring_run_id": f"rr{len(self.recurring) + 1}", "status": "ENABLED"}
+                self.recurring[made["recurring_run_id"]] = made
+                return 200, made
+            case "GET", "/recurringruns":
+                return 200, _page("recurringRuns", self.recurring.values(), request.query)
+            case "GET", "/runs":
+                return 200, _page("runs", self.runs, request.query)
+            case "POST", _ if name in self.recurring and order in ("disable", "enable"):
+                self.recurring[name]["status"] = f"{order.upper()}D"
+                return 200, {}
+            case "DELETE", _ if name in self.recurring:
+                del self.recurring[name]
+                return 200, {}
+            case "POST", "/runs/r1:terminate" | "/runs/r1:retry":
+                return 200, {}
+            case "GET", "/runs/r1":
+                return 200, self._run()
+            case "GET", "/runs/id-7":
+                answer = self.recorded.pop(0) if len(self.recorded) > 1 else self.recorded[0]
+                return (answer, {"error": "no"}) if isinstance(answer, int) else (200, answer)
         return 404, {"message": f"{path} not found"}
 
     def _run(self) -> dict[str, Any]:
@@ -172,7 +145,7 @@ class FakePipelines:
 
 
 def _page(kind: str, known: Iterable[dict[str, Any]], query: dict[str, str]) -> dict[str, Any]:
-    """One of an experiment on each page, to whatever size it was asked for."""
+    """One of an experiment on each page."""
     mine = [one for one in known if one["experiment_id"] == query["experiment_id"]]
     first = int(query.get("page_token") or 0)
     more = {"next_page_token": str(first + 1)} if first + 1 < len(mine) else {}
@@ -182,33 +155,7 @@ def _page(kind: str, known: Iterable[dict[str, Any]], query: dict[str, str]) -> 
 @contextmanager
 def serving(fake: FakePipelines) -> Iterator[FakePipelines]:
     """The server, on a free port of this machine."""
-
-    class Handler(http_server.Silent):
-        def _answer(self) -> None:
-            parts = urlsplit(self.path)
-            size = int(self.headers.get("Content-Length", 0))
-            request = Request(
-                self.command,
-                parts.path,
-                {name: values[0] for name, values in parse_qs(parts.query).items()},
-                self.headers.get("Authorization"),
-                json.loads(self.rfile.read(size)) if size else None,
-            )
-            fake.requests.append(request)
-            status, content = (200, "<html>log in</html>") if fake.login_page else fake.answer(request)
-            body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-            try:
-                self.send_response(status)
-                self.send_header("Content-Type", "text/html" if isinstance(content, str) else "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-            except ConnectionError:
-                pass  # whoever asked has given up
-
-        do_GET = do_POST = do_DELETE = _answer
-
-    with http_server.serving(Handler) as fake.url:
+    with answering(fake.answer) as fake.url:
         try:
             yield fake
         finally:

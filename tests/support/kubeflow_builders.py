@@ -4,50 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.package import compile_to, pipeline_documents
+from evenshard_components.conftest import CONFIG
 from evenshard_pipelines.build import build, default_cluster
 
-SMALL_PARAMS: dict[str, Any] = {
-    "loop": {"num_rounds": 2},
-    "generate_tables": {
-        "source": "dlrm_2021",
-        "num_tables": 24,
-        "embedding_dims": [4, 16],
-        "max_rows": 2000,
-        "num_train_tasks": 4,
-        "num_test_tasks": 2,
-        "tables_per_task": 6,
-        "num_devices": 2,
-        "memory_cap_gb": 0.01,
-        "batch_size": 32,
-    },
-    "measure": {"hardware": "simulated:h200", "visits": 1, "controls": 1, "control_repeats": 2},
-    "benchmark": {"placements_per_round": 4, "searched_share": 0.5},
-    "train_cost": {"num_updates": 5, "convex_updates": 5},
-    "train_policy": {"num_updates": 2, "num_episodes": 3},
-    "evaluate": {"num_rollouts": 4, "scores_per_table": 50},
-}
+SMALL_PARAMS: dict[str, Any] = {"loop": {"num_rounds": 2}, **CONFIG}
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a compiled pipeline.
+    """One task of a compiled pipeline."""
 
-    Attributes:
-        name: path of names, "loop/parts_1/benchmark_1" for a task within groups.
-        spec: as compiled.
-        executor: the container, or the importer.
-        platform: what the Kubernetes platform spec says.
-    """
-
-    name: str
+    name: str  # path of names, "loop/parts_1/benchmark_1" for a task within groups
     spec: dict[str, Any]
-    executor: dict[str, Any]
-    platform: dict[str, Any]
+    executor: dict[str, Any]  # the container, or the importer
+    platform: dict[str, Any]  # what the Kubernetes platform spec says
 
     @property
     def imports(self) -> bool:
@@ -55,15 +31,18 @@ class Task:
 
 
 def compiled(name: str, params: Path, out: Path, cluster: Cluster | None = None, **values: Any) -> Path:
-    """Compiles a pipeline into ``out``."""
     pipeline, given = build(name, params, cluster or default_cluster(), values)
     compile_to(pipeline, out, given)
     return out
 
 
+@cache
+def _documents(package: Path, written: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    return pipeline_documents(package)
+
+
 def tasks_of(package: Path) -> list[Task]:
-    """All tasks that run a container or import an artifact, groups opened."""
-    spec, platform = pipeline_documents(package)
+    spec, platform = _documents(package, package.stat().st_mtime_ns)
     executors = spec["deploymentSpec"]["executors"]
     settings = platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
 
@@ -82,24 +61,23 @@ def tasks_of(package: Path) -> list[Task]:
 
 def edges_of(package: Path) -> set[tuple[str, str]]:
     """(from, to) among the tasks by their shown names, groups opened: who reads what whom has written."""
-    spec, _ = pipeline_documents(package)
+    spec, _ = _documents(package, package.stat().st_mtime_ns)
     edges: set[tuple[str, str]] = set()
+
+    def opened(task: dict[str, Any]) -> dict[str, Any]:
+        component: dict[str, Any] = spec["components"][task["componentRef"]["name"]]
+        return component.get("dag", {})
 
     def shown(name: str, task: dict[str, Any]) -> str:
         return str(task.get("taskInfo", {}).get("name", name))
 
     def producers(dag: dict[str, Any], name: str, output: str) -> list[str]:
-        """The tasks behind an output, which a group only hands on."""
-        task = dag["tasks"][name]
-        component = spec["components"][task["componentRef"]["name"]]
-        if "dag" not in component:
-            return [shown(name, task)]
-        handed_on = component["dag"]["outputs"]["artifacts"][output]["artifactSelectors"]
-        return [
-            one
-            for selector in handed_on
-            for one in producers(component["dag"], selector["producerSubtask"], selector["outputArtifactKey"])
-        ]
+        group = opened(dag["tasks"][name])
+        if not group:
+            return [shown(name, dag["tasks"][name])]
+        handed_on = group["outputs"]["artifacts"][output]["artifactSelectors"]
+        behind = [producers(group, one["producerSubtask"], one["outputArtifactKey"]) for one in handed_on]
+        return [one for ones in behind for one in ones]
 
     def walk(dag: dict[str, Any], given: dict[str, list[str]]) -> None:
         for name, task in dag["tasks"].items():
@@ -110,9 +88,8 @@ def edges_of(package: Path) -> set[tuple[str, str]]:
                 else:
                     one = source["taskOutputArtifact"]
                     read[key] = producers(dag, one["producerTask"], one["outputArtifactKey"])
-            component = spec["components"][task["componentRef"]["name"]]
-            if "dag" in component:
-                walk(component["dag"], read)
+            if group := opened(task):
+                walk(group, read)
             else:
                 edges.update((one, shown(name, task)) for ones in read.values() for one in ones)
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
 import yaml
 
 from evenshard.cli import main
-from evenshard.tracking.records import current_parent
-from evenshard.tracking.run_files import find_by_tag
-from support.effort import LITTLE, search_with
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
@@ -29,16 +20,9 @@ from dvc_rounds import unroll
 TINY: dict[str, dict[str, Any]] = {
     "loop": {"num_rounds": 1},
     "generate_tables": {
-        "source": "dlrm_2021",
-        "num_tables": 80,
-        "embedding_dims": [4, 16, 64],
-        "max_rows": 100_000,
-        "num_train_tasks": 4,
-        "num_test_tasks": 4,
-        "tables_per_task": 20,
-        "num_devices": 4,
-        "memory_cap_gb": 0.5,
-        "batch_size": 4096,
+        **{"source": "dlrm_2021", "num_tables": 80, "embedding_dims": [4, 16, 64], "max_rows": 100_000},
+        **{"num_train_tasks": 4, "num_test_tasks": 4, "tables_per_task": 20},
+        **{"num_devices": 4, "memory_cap_gb": 0.5, "batch_size": 4096},
     },
     "measure": {"hardware": "simulated:h200", "num_batches": 1, "warmup": 0, "repeats": 1, "visits": 2},
     "benchmark": {"placements_per_round": 8, "searched_share": 0.25},
@@ -48,108 +32,15 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
-# Three loops to compare: what each changes, by its name.
-CHANGES: dict[str, dict[str, dict[str, Any]]] = {
-    "1 round": {},
-    "more entropy": {"train_policy": {"entropy_weight": 0.01}},
-    "2 rounds": {
-        "loop": {"num_rounds": 2},
-        "train_cost": {"minibatch_size": 32},
-        "train_policy": {"entropy_weight": 0.05},
-    },
-}
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop that has run.
-
-    Attributes:
-        name: its key in ``CHANGES``.
-        folder: where it has run.
-        run_id: of its parent run.
-    """
-
-    name: str
-    folder: Path
-    run_id: str
-
-
 def params_with(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: {**section, **changes.get(name, {})} for name, section in TINY.items()}
 
 
 def run_loop(changes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Runs all stages in the working directory, with some settings of ``TINY`` changed.
-
-    Raises:
-        AssertionError: if a stage fails.
-    """
+    """Runs all stages in the working directory, with some settings of ``TINY`` changed."""
     params = params_with(changes)
     Path("params.yaml").write_text(yaml.safe_dump(params))
     for name, stage in unroll(params)["stages"].items():
         command, *arguments = stage["cmd"].split()
         assert command == "evenshard"
         assert main(arguments) == 0, f"{name} failed"
-
-
-def run_at_once(folder: Path, mlflow_uri: str) -> list[Loop]:
-    """The loops of ``CHANGES``, each in a process and a folder of its own, all at the same time; named in MLflow.
-
-    Raises:
-        AssertionError: if one fails.
-    """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "AWS_"))}
-    environment |= {"MLFLOW_TRACKING_URI": mlflow_uri, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [_named(name, folder / place, mlflow_uri) for name, place in zip(CHANGES, _places(), strict=True)]
-
-
-def _places() -> list[str]:
-    return [f"loop_{number}" for number in range(1, len(CHANGES) + 1)]
-
-
-def _named(name: str, place: Path, mlflow_uri: str) -> Loop:
-    """Gives the loop's run a name that says what it is, as a user would in MLflow's pages."""
-    from mlflow import MlflowClient
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
-        parent = current_parent()
-    assert parent is not None
-    client = MlflowClient(mlflow_uri)
-    experiment = client.get_experiment_by_name("evenshard")
-    assert experiment is not None
-    run_id = find_by_tag(client, experiment.experiment_id, parent.tag, parent.key)
-    client.update_run(run_id, name=name)
-    return Loop(name, place, run_id)
-
-
-def _run_in(place: Path, name: str) -> None:
-    search_with(LITTLE)  # as in pytest itself
-    sys.argv[0] = "evenshard"  # whose commands run here; MLflow shows the program
-    place.mkdir()
-    os.chdir(place)
-    run_loop(CHANGES[name])
-
-
-if __name__ == "__main__":
-    import mlflow.pyfunc  # noqa: F401  # once, not once in each process
-    import scipy.optimize  # noqa: F401
-
-    import evenshard.loop.evaluate  # noqa: F401
-
-    torch.set_num_threads(1)
-    processes = multiprocessing.get_context("fork")
-    running = [
-        processes.Process(target=_run_in, args=(Path(sys.argv[1], place), name))
-        for name, place in zip(CHANGES, _places(), strict=True)
-    ]
-    for process in running:
-        process.start()
-    for process in running:
-        process.join()
-    sys.exit(any(process.exitcode for process in running))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_dataset import save_costs
@@ -18,11 +15,12 @@ from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tracking import REGISTERED_COST, ModelVersion, registry
 from evenshard.tracking.client import connect, experiment_name, short_timeouts
 from evenshard.tracking.pyfunc import ServedCode
-from support.builders import PROVENANCE, cost, cost_net, measured, policy, some_tables, task
+from support.builders import cost, cost_net, measured, policy, some_tables, task
 from support.convex_builders import NORMALIZER, random_model
 from support.model_builders import save_model
 
 AWAY = "http://127.0.0.1:9"
+ROWS = [measured(task(some_tables(4), 2), (0, 1, 0, 1), cost(1.0, 2.0))]
 
 
 @cache
@@ -41,35 +39,19 @@ def empty_file(folder: Path) -> Path:
 
 
 def empty_mlflow(folder: Path) -> Any:
-    """A client of an MLflow in ``folder/mlflow.db``."""
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{empty_file(folder)}")
 
 
 def register_model(
-    folder: Path,
-    code: ServedCode,
-    tags: Mapping[str, str],
-    metrics: Mapping[str, float] | None = None,
-    run_id: str = "",
-    name: str = REGISTERED_COST,
-    client: Any = None,
+    folder: Path, code: ServedCode, tags: Any, metrics: Any = None, run_id: str = "", name: str = "", client: Any = None
 ) -> ModelVersion:
     """Makes a model's folder a new version, where others have its weights too."""
     with short_timeouts():
         client = client or connect()
-        logged = registry._upload_model(client, name, folder, code, tags, metrics or {}, run_id)
+        logged = registry._upload_model(client, name or REGISTERED_COST, folder, code, tags, metrics or {}, run_id)
         return registry._ensure_version(client, logged, run_id)
-
-
-def moved_mlflow(folder: Path, old: Path) -> None:
-    """Makes the copy of a folder with ``mlflow.db`` the place of its artifacts."""
-    with closing(sqlite3.connect(folder / "mlflow.db")) as base, base:
-        for (table,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            for _, column, kind, *_ in base.execute(f"PRAGMA table_info({table})").fetchall():
-                if kind.startswith(("VARCHAR", "TEXT")):
-                    base.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(old), str(folder)))
 
 
 def runs_of(client: Any, name: str = "evenshard") -> dict[str, Any]:
@@ -81,48 +63,35 @@ def runs_of(client: Any, name: str = "evenshard") -> dict[str, Any]:
     return by_name
 
 
-@dataclass
-class Loop:
-    """A parent run, and the stages below it, the oldest first."""
-
+class Loop(NamedTuple):
     run: Any
-    children: list[Any]
+    children: list[Any]  # the runs of its stages, the oldest first
 
 
 def loops() -> list[Loop]:
-    """Return the parent runs of the experiment, the newest first."""
+    """The parent runs of the experiment, the newest first."""
     client = connect()
     experiment = client.get_experiment_by_name(experiment_name())
-    runs = [] if experiment is None else client.search_runs([experiment.experiment_id])
     of_parent: dict[str, list[Any]] = {}
-    for run in runs:
+    for run in [] if experiment is None else client.search_runs([experiment.experiment_id]):
         of_parent.setdefault(run.data.tags.get("mlflow.parentRunId", ""), []).append(run)
     return [Loop(run, of_parent.get(run.info.run_id, [])[::-1]) for run in of_parent.get("", [])]
 
 
 def write_costs(path: Path, lineage: Lineage | None = None) -> Path:
-    """A cost dataset of two placements."""
-    tables = some_tables(4)
-    rows = [measured(task(tables, 2), (0, 1, 0, 1), cost(1.0, 2.0))]
-    save_costs(rows, path, lineage)
+    save_costs(ROWS, path, lineage)
     return path
 
 
 def parts_of(folder: Path) -> dict[str, Path]:
-    """The folders of a model's networks, by the name of the part."""
     return {path.name: path for path in folder.iterdir() if path.is_dir()}
 
 
 def write_model(
-    folder: Path,
-    costs: tuple[Path, ...] = (),
-    seed: int = 0,
-    commit: str = "unknown",
-    hardware: str = PROVENANCE.hardware,
+    folder: Path, costs: tuple[Path, ...] = (), seed: int = 0, commit: str = "unknown", hardware: str = ""
 ) -> Path:
     """A model that was trained on these datasets."""
-    tables = some_tables(4)
-    seen = TrainingDomain.of([measured(task(tables, 2), (0, 1, 0, 1), cost(1.0, 2.0))], commit, costs)
-    seen = replace(seen, hardware=hardware)
+    seen = TrainingDomain.of(ROWS, commit, costs)
+    seen = replace(seen, hardware=hardware or seen.hardware)
     save_model(folder, random_model(seed), seen, (cost_net(), policy(seed), NORMALIZER))
     return folder

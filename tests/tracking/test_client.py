@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -14,8 +13,10 @@ import pytest
 import sqlalchemy
 
 from evenshard import tracking
-from evenshard.base.errors import TrackingFailed
-from evenshard.tracking.client import connect, ensure_file, sqlite_file
+from evenshard.base.errors import BadConfig, TrackingFailed
+from evenshard.base.process import on_sigterm, terminate
+from evenshard.tracking import client
+from evenshard.tracking.client import connect, ensure_file
 from support.tracking_builders import empty_file, loops
 
 FORK = multiprocessing.get_context("fork")
@@ -26,20 +27,7 @@ def _uri(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")  # MLflow keeps what a name once meant
 
 
-def by_us(path: Path) -> None:
-    """Makes the file as evenshard does."""
-    with ensure_file(f"sqlite:///{path}"):
-        pass
-
-
-def by_mlflow(path: Path) -> None:
-    """Makes the file as MLflow does."""
-    import mlflow
-
-    mlflow.MlflowClient(f"sqlite:///{path}")
-
-
-def killed_at(statement: int, make: Callable[[Path], None], path: Path) -> None:
+def killed_at(statement: int, path: Path) -> None:
     """Lets a process make the file that is killed at one of its SQL statements (about 900 change the file)."""
 
     def run() -> None:
@@ -50,7 +38,8 @@ def killed_at(statement: int, make: Callable[[Path], None], path: Path) -> None:
             if text.lstrip().startswith(("CREATE", "ALTER", "INSERT", "UPDATE", "DROP")) and next(left, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        make(path)
+        with ensure_file(f"sqlite:///{path}"):
+            pass
 
     process = FORK.Process(target=run)
     process.start()
@@ -58,17 +47,10 @@ def killed_at(statement: int, make: Callable[[Path], None], path: Path) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_a_file_that_mlflow_left_half_made_is_named(workdir: Path) -> None:
-    path = workdir / "mlflow.db"
-    killed_at(120, by_mlflow, path)
-    with pytest.raises(TrackingFailed, match=r"mlflow.db: MLflow cannot use this file .* move it away"):
-        connect().search_experiments()
-
-
 @pytest.mark.slow
 def test_a_kill_while_we_make_it_leaves_no_file(workdir: Path) -> None:
     path = workdir / "mlflow.db"
-    killed_at(60, by_us, path)
+    killed_at(60, path)
     assert not path.exists()
     (workdir / "mlflow.db-journal").write_bytes(b"of a file that was deleted")
     with tracking.stage_run("benchmark_1", {}, {}):
@@ -79,31 +61,10 @@ def test_a_kill_while_we_make_it_leaves_no_file(workdir: Path) -> None:
     assert there == {"mlflow.db", "params.yaml", "work"}, "and what the killed one had made beside it"
 
 
-@pytest.mark.slow
-def test_of_two_that_make_it_at_once_none_loses_what_it_logs(workdir: Path) -> None:
-    def log(name: str) -> None:
-        connect().create_experiment(name)
-
-    processes = [FORK.Process(target=log, args=(name,)) for name in ("one", "two")]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    names = {one.name for one in connect().search_experiments()}
-    assert names == {"Default", "one", "two"}
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DROP TABLE guardrails; UPDATE alembic_version SET version_num = 'cbc13b556ace'",  # an upgrade that was killed
-        "UPDATE alembic_version SET version_num = 'later'",
-    ],
-)
-def test_a_broken_file_with_runs_stays_and_the_message_says_what_helps(workdir: Path, statement: str) -> None:
+def test_a_broken_file_with_runs_stays_and_the_message_says_what_helps(workdir: Path) -> None:
     path = empty_file(workdir)
     with closing(sqlite3.connect(path)) as database:
-        database.executescript(statement)
+        database.executescript("UPDATE alembic_version SET version_num = 'later'")
     before = path.stat().st_ino
     with pytest.raises(TrackingFailed, match=r"mlflow.db: MLflow cannot use this file \(.*mlflow db upgrade.*move it"):
         connect()
@@ -115,20 +76,53 @@ def test_a_file_that_is_no_database_is_named(workdir: Path, caplog: pytest.LogCa
     with tracking.stage_run("benchmark_1", {}, {}):
         pass
     assert "mlflow.db: MLflow cannot use this file (file is not a database)" in caplog.text
-    assert "move it away" in caplog.text
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///:memory:", "sqlite://", "sqlite:///file:x?mode=ro", "http://a/sqlite:///x"])
+def test_which_addresses_are_files(uri: str) -> None:
+    assert client.sqlite_file(uri) is None
+    assert client.sqlite_file("sqlite+pysqlite:////var/mlflow.db") == Path("/var/mlflow.db")
 
 
 @pytest.mark.parametrize(
-    ("uri", "path"),
+    ("uri", "limits"),
     [
-        ("sqlite:///mlflow.db", "mlflow.db"),
-        ("sqlite+pysqlite:////var/mlflow.db", "/var/mlflow.db"),
-        ("sqlite:///:memory:", None),
-        ("sqlite://", None),
-        ("sqlite:///file:x?mode=ro&uri=true", None),
-        ("http://host/sqlite:///x", None),
-        ("postgresql:///db", None),
+        ("postgresql+psycopg://me:p%40ss@db/x", "connect_timeout=7&keepalives_idle=7&tcp_user_timeout=7000"),
+        ("postgresql://db/x?connect_timeout=3", "connect_timeout=3&keepalives_idle=7&tcp_user_timeout=7000"),
+        ("mysql+pymysql://db/x", "connect_timeout=7&read_timeout=7&write_timeout=7"),
+        ("mssql+pyodbc://db/x", ""),
+        ("http://me:secret@mlflow:5000", ""),
     ],
 )
-def test_which_addresses_are_files(uri: str, path: str | None) -> None:
-    assert sqlite_file(uri) == (None if path is None else Path(path))
+def test_a_database_has_time_limits_of_its_own(monkeypatch: pytest.MonkeyPatch, uri: str, limits: str) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
+    assert client.add_time_limits(uri) == (f"{uri.partition('?')[0]}?{limits}" if limits else uri)
+
+
+@pytest.mark.parametrize(("uri", "waits"), [("http://a", False), ("https://a", False), ("sqlite:///a.db", True)])
+def test_an_order_to_end_waits_for_a_database_but_not_for_a_server(
+    monkeypatch: pytest.MonkeyPatch, uri: str, waits: bool
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    done: list[str] = []
+    with on_sigterm(terminate), pytest.raises(SystemExit), client.protect_database():
+        signal.raise_signal(signal.SIGTERM)
+        done.append("the block")
+    assert bool(done) == waits
+
+
+def test_of_a_chain_of_errors_the_first_says_what_happened() -> None:
+    for first, says in (
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+        (sqlite3.OperationalError("attempt to write a readonly database"), "attempt to write a readonly database"),
+        (ValueError("a detail"), "a long way"),
+    ):
+        error = RuntimeError("a long way\nand more")
+        error.__cause__ = first
+        assert client.first_line(error).startswith(says)
+
+
+def test_a_password_with_a_slash_is_told_to_be_written_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://bob:s3cr/et@127.0.0.1:9")
+    with pytest.raises(BadConfig, match="write / as %2F"):
+        connect()

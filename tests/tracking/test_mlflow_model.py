@@ -1,99 +1,103 @@
-"""A model that MLflow has registered: by alias, by version, and what is said where there is none."""
+"""A version as MLflow serves it: it places what evenshard places, and says what it needs."""
 
 from __future__ import annotations
 
-import os
+import warnings
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
-from evenshard.base.errors import BadConfig, TrackingFailed
-from evenshard.sharders.models import load_model
-from evenshard.sharders.training_domain import TrainingDomain
-from evenshard.tracking import download_model, model_version
-from support.builders import cost, cost_net, measured, policy, table, task
-from support.convex_builders import NORMALIZER, bound_ms, random_model
-from support.model_builders import save_model
-from support.tracking_builders import empty_mlflow
+import evenshard
+from evenshard import tracking
+from evenshard.base.errors import BadConfig
+from evenshard.tables.files import save_tables
+from evenshard.tracking.pyfunc import build_serving_code
+from support.builders import some_tables
+from support.tracking_builders import empty_mlflow, register_model, write_model
+
+pytestmark = pytest.mark.slow
+
+TABLES = some_tables(6)
+PARAMS = {"num_devices": 2, "memory_cap_gb": 1.0, "batch_size": 64}
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two versions of evenshard-cost in an MLflow of its own; the champion is the first."""
-    trained_on = TrainingDomain.of([measured(task([table()], 1), (0,), cost(1.0))])
-    root = tmp_path_factory.mktemp("registry")
-    client = empty_mlflow(root)
-    client.create_registered_model("evenshard-cost")
-    for seed in (0, 1):
-        folder = root / f"round_{seed}"
-        save_model(folder, random_model(seed), trained_on, (cost_net(), policy(), NORMALIZER))
-        client.create_model_version("evenshard-cost", source=folder.as_uri())
-    client.set_registered_model_alias("evenshard-cost", "champion", "1")
-    return root
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow with a version of each model, and the folder ``model`` that they were registered from."""
+    folder = tmp_path_factory.mktemp("registry")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        patch.chdir(folder)
+        empty_mlflow(folder)
+        model = write_model(folder / "model", hardware="simulated: h100")
+        (model / "costs.parquet").write_text("is not of the model")
+        for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
+            register_model(model, build_serving_code(), {}, name=name)
+    return folder
 
 
 @pytest.fixture
-def registered(registry: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The registry, and MLflow's settings name it."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{registry}/mlflow.db")
-    return registry
+def registry(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    return root
 
 
-@pytest.mark.parametrize(("uri", "folder"), [("@champion", "round_0"), ("/1", "round_0"), ("/2", "round_1")])
-def test_an_alias_or_a_version_is_the_folder_that_was_registered(registered: Path, uri: str, folder: str) -> None:
-    before = dict(os.environ)
-    with download_model(f"models:/evenshard-cost{uri}") as downloaded:
-        fetched = load_model(downloaded)
-    assert fetched.digest == load_model(registered / folder).digest
-    assert fetched.policy is not None
-    assert bound_ms(fetched.cost_model, task([table()], 2)) > 0
-    assert dict(os.environ) == before
+def rows() -> pd.DataFrame:
+    save_tables(TABLES, "tables.parquet")
+    return pd.read_parquet("tables.parquet")
 
 
-@pytest.mark.parametrize(
-    ("uri", "reason"),
-    [
-        ("models:/evenshard-cost@nobody", "alias nobody not found"),
-        ("models:/evenshard-cost/7", "version=7"),
-        ("models:/other/1", "name=other"),
-        ("models:/", "is not a valid model URI"),
-    ],
-)
-def test_what_is_not_registered_is_one_line(registered: Path, uri: str, reason: str) -> None:
-    with pytest.raises(BadConfig):
-        model_version(uri)
-    with pytest.raises(BadConfig, match="is not a valid model URI"):
-        model_version(uri.removeprefix("models:/"))
-    with pytest.raises(BadConfig, match=reason) as caught, download_model(uri):
-        pass
-    assert str(caught.value).startswith(uri) and "\n" not in str(caught.value)
+def served(name: str, tables: pd.DataFrame, **params: Any) -> pd.DataFrame:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow's about its own modules
+        import mlflow.pyfunc
+
+        model = mlflow.pyfunc.load_model(f"models:/{name}/1")
+        answer: pd.DataFrame = model.predict(tables, params={**PARAMS, **params})
+    return answer
 
 
-CHAMPION = "models:/evenshard-cost@champion"
+def test_mlflow_serves_what_evenshard_places(registry: Path) -> None:
+    answer = evenshard.place(TABLES, 2, 1.0, batch_size=64, model=registry / "model", hardware="auto")
+    spans = [(one, (one.rows.start, one.rows.stop, one.columns.start, one.columns.stop)) for one in answer.parts]
+    expected = [(part.table, device, *span) for part, span in spans for device in part.devices]
+    found = served("evenshard-cost", rows())
+    assert list(found.columns) == ["table", "device", "row_start", "row_stop", "column_start", "column_stop"]
+    assert list(found.itertuples(index=False, name=None)) == expected
+    assert list(dict.fromkeys(found["table"])) == [table.name for table in TABLES]
 
 
-def test_without_any_mlflow_none_is_made(workdir: Path) -> None:
-    with (
-        pytest.raises(BadConfig, match=r"no mlflow\.db in this folder"),
-        download_model(CHAMPION),
-    ):
-        pass
-    assert not (workdir / "mlflow.db").exists()
+def test_the_policy_places_by_itself(registry: Path) -> None:
+    answer = served("evenshard-policy", rows())
+    assert list(answer["table"]) == [table.name for table in TABLES]
+    assert list(answer["column_stop"]) == [table.embedding_dim for table in TABLES]
+    assert set(answer["device"]) <= {0, 1}
+    with pytest.raises(BadConfig, match="does not support allow_column_split"):
+        served("evenshard-policy", rows(), allow_column_split=True)
 
 
-def test_a_server_that_is_away_is_one_line_within_seconds(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with (
-        pytest.raises(TrackingFailed, match=r"http://127\.0\.0\.1:9 did not return this model") as caught,
-        download_model(CHAMPION),
-    ):
-        pass
-    assert "\n" not in str(caught.value)
+def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None:
+    few = rows()[["name", "num_rows", "embedding_dim", "pooling_factor"]]
+    found = [served("evenshard-cost", one) for one in (few, rows())]
+    # devices are alike, and their names are nothing
+    pd.testing.assert_frame_equal(*(one.assign(device=pd.factorize(one["device"])[0]) for one in found))
+    with pytest.raises(Exception, match="pooling_factor"):
+        served("evenshard-cost", few.drop(columns="pooling_factor"))
 
 
-def test_no_password_of_a_database_is_shown(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@127.0.0.1:9/mlflow")
-    with pytest.raises(TrackingFailed) as caught, download_model(CHAMPION):
-        pass
-    assert "***@127.0.0.1:9" in str(caught.value) and "secret" not in str(caught.value)
+def test_a_version_holds_code_as_text_and_what_it_needs(registry: Path) -> None:
+    from mlflow.models import get_model_info
+
+    info = get_model_info("models:/evenshard-cost/1")
+    assert info.signature.inputs.input_names()[:4] == ["name", "num_rows", "embedding_dim", "pooling_factor"]
+    assert {one.name: one.default for one in info.signature.params} == build_serving_code().parameters
+    with tracking.download_model("models:/evenshard-cost/1") as model:
+        folder = model.parents[1]
+        assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*.parquet"))
+        own = Path(evenshard.__file__).parent / "tracking" / "mlflow_model.py"
+        assert (folder / "mlflow_model.py").read_text() == own.read_text()
+        needed = (folder / "requirements.txt").read_text().split()
+    assert f"evenshard=={evenshard.__version__}" in needed and any(one.startswith("torch==") for one in needed)

@@ -12,11 +12,10 @@ from kfp import dsl
 
 from evenshard.base.errors import BadConfig
 from evenshard_components.drift.component import drift
-from support.learned import LEARNED, learned_model
+from support.learned import LEARNED
 
 Artifacts = Callable[..., dict[str, Any]]
 H200 = str(LEARNED)
-BATCH_SIZE = int(learned_model().trained_on.batch_size[1])
 
 
 def tables(folder: Path, **changes: Any) -> Any:
@@ -40,7 +39,6 @@ def test_tables_that_are_covered_need_no_training(tmp_path: Path, made: Artifact
     [
         ({"embedding_dim": 4096}, {}, "40 tables have a larger dim"),
         ({}, {"num_devices": 4000}, "4,000 devices are more than"),
-        ({}, {"batch_size": 100 * BATCH_SIZE}, "the global batch"),
         ({"pooling_factor": None}, {"default_pooling_factor": 5000.0}, "40 tables have more lookups"),
     ],
 )
@@ -48,25 +46,16 @@ def test_what_the_model_has_not_seen_calls_for_training(
     tmp_path: Path, made: Artifacts, changes: dict[str, Any], request_of: dict[str, Any], why: str
 ) -> None:
     outputs = made("summary", "metrics")
-    assert drift.python_func(tables=tables(tmp_path, **changes), request=request_of, model_uri=H200, **outputs) is True
+    asked = {"tables": tables(tmp_path, **changes), "model_uri": H200, **outputs}
+    assert drift.python_func(request=request_of, **asked) is True
     assert why in Path(outputs["summary"].path).read_text()
+    if not request_of:
+        assert outputs["metrics"].metadata["outside_load_pct"] == pytest.approx(100)
+        assert drift.python_func(request={"tolerated_pct": 100.0}, **asked) is False
 
 
-def test_what_is_tolerated_is_asked_for(tmp_path: Path, made: Artifacts) -> None:
-    asked = {"tables": tables(tmp_path, embedding_dim=4096), "request": {"tolerated_pct": 100.0}, "model_uri": H200}
-    outputs = made("summary", "metrics")
-    assert drift.python_func(**asked, **outputs) is False
-    assert outputs["metrics"].metadata["outside_load_pct"] == pytest.approx(100)
-
-
-def test_a_dim_is_for_traffic_alone(tmp_path: Path, made: Artifacts) -> None:
-    asked = {"tables": tables(tmp_path), "request": {"embedding_dim": 8}, "model_uri": H200}
-    with pytest.raises(BadConfig, match=r"Leave embedding_dim \(8\) out"):
-        drift.python_func(**asked, **made("summary", "metrics"))
-
-
-def test_an_unknown_word_is_named(tmp_path: Path, made: Artifacts) -> None:
-    with pytest.raises(BadConfig, match="num_device'"):
-        drift.python_func(
-            tables=tables(tmp_path), request={"num_device": 2}, model_uri=H200, **made("summary", "metrics")
-        )
+def test_a_request_that_does_not_fit_is_refused(tmp_path: Path, made: Artifacts) -> None:
+    asked = {"tables": tables(tmp_path), "model_uri": H200, **made("summary", "metrics")}
+    for request, why in (({"embedding_dim": 8}, r"Leave embedding_dim \(8\) out"), ({"num_device": 2}, "num_device'")):
+        with pytest.raises(BadConfig, match=why):
+            drift.python_func(request=request, **asked)

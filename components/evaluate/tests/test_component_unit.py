@@ -7,13 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-from kfp import dsl
-
-from evenshard.base.errors import MeasurementFailed
-from evenshard.measure.campaign import Job
-from evenshard.measure.hardware import Hardware
-from evenshard.price.costs import PlacementCost
 from evenshard.sharders.models import load_model
 from evenshard_components.conftest import CONFIG
 from evenshard_components.evaluate.component import evaluate
@@ -34,38 +27,3 @@ def test_it_reports_what_it_measured_and_packs_the_model(given: Artifacts, made:
     assert "single_cost_greedy" in Path(outputs["summary"].path).read_text()
     model = load_model(outputs["model"].path, "simulated:h200")
     assert model.policy is not None
-
-
-def test_another_pod_goes_on_from_the_journal_on_the_volume(
-    given: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each has a folder of its own; the device fails the first after 20 measurements."""
-    monkeypatch.setenv("EVENSHARD_JOURNAL_FOLDER", str(tmp_path / "journals"))
-    monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf-1")
-    measured: list[str] = []
-    measure_on = Job.measure_on
-
-    def fails_once(job: Job, hardware: Hardware) -> PlacementCost:
-        if len(measured) == 20:
-            measured.append("fails")
-            raise MeasurementFailed("the device is away")
-        measured.append(job.key)
-        return measure_on(job, hardware)
-
-    monkeypatch.setattr(Job, "measure_on", fails_once)
-    inputs = given("tables", "tasks", "costs", "cost_net", "policy", "cost_model")
-    settings = {"config": CONFIG["evaluate"], "measure": CONFIG["measure"]}
-
-    def run(pod: str) -> dict[str, Any]:
-        names = ("report", "model", "page", "summary")
-        outputs = {name: dsl.Artifact(name=name, uri=str(tmp_path / pod / name)) for name in names}
-        metrics = dsl.Metrics(name="metrics", uri=str(tmp_path / pod / "metrics"))
-        evaluate.python_func(**inputs, **outputs, metrics=metrics, **settings)
-        return metrics.metadata
-
-    with pytest.raises(MeasurementFailed):
-        run("first")
-    assert list((tmp_path / "journals/wf-1/evaluate").iterdir())
-    found = run("second")
-    assert len(set(measured)) == len(measured) and not (tmp_path / "journals/wf-1/evaluate").exists()
-    assert found == run("at once")

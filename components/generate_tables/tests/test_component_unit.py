@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kfp import dsl
 
 from evenshard.placement.tasks import load_tasks
 from evenshard.tables.files import load_tables
@@ -19,16 +20,13 @@ def test_it_writes_the_pool_and_tasks_of_its_halves(made: Callable[..., dict[str
     generate_tables.python_func(config=CONFIG["generate_tables"], **outputs)
     pool = load_tables(Path(outputs["tables"].path, "tables.parquet"))
     split = load_tasks(Path(outputs["tasks"].path), pool)
-    assert (len(pool), len(split.train), len(split.test)) == (16, 3, 2)
-    assert outputs["metrics"].metadata["num_tables"] == 16
+    assert (len(pool), len(split.train), len(split.test)) == (24, 4, 2)
+    assert outputs["metrics"].metadata["num_tables"] == 24
 
 
 def test_a_table_file_takes_the_place_of_the_source(tmp_path: Path, made: Callable[..., dict[str, Any]]) -> None:
-    from kfp import dsl
-
-    rows = [{"name": f"t{n}", "num_rows": 50, "embedding_dim": 8, "pooling_factor": 1.0} for n in range(10)]
+    rows = [{"name": f"t{n}", "num_rows": 50, "embedding_dim": 8, "pooling_factor": 1.0} for n in range(12)]
     pd.DataFrame(rows).to_csv(tmp_path / "own.csv", index=False)
-    outputs = made("tables", "tasks", "metrics")
-    own = dsl.Dataset(name="own", uri=str(tmp_path / "own.csv"))
+    outputs, own = made("tables", "tasks", "metrics"), dsl.Dataset(name="own", uri=str(tmp_path / "own.csv"))
     generate_tables.python_func(config=CONFIG["generate_tables"], source=own, **outputs)
-    assert len(load_tables(Path(outputs["tables"].path, "tables.parquet"))) == 10
+    assert len(load_tables(Path(outputs["tables"].path, "tables.parquet"))) == 12

@@ -31,4 +31,4 @@ def test_parts_become_a_round_beside_the_earlier_ones(
     assert sorted(path.name for path in folder.glob("mlflow_backlog/*")) == ["part_1", "part_2"]
     rounds = [read_rows(path) for path in sorted(folder.glob("*.*"))]
     assert rounds[0] == rounds[1]
-    assert outputs["metrics"].metadata == {"num_placements": 6 + 2 * 2, "num_parts": 2}
+    assert outputs["metrics"].metadata == {"num_placements": 4 + 2 * 2, "num_parts": 2}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from evenshard.base.documents import sha256_of
 from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard_components.conftest import CONFIG
@@ -25,20 +24,6 @@ def test_the_policy_goes_on_from_the_previous_round(given: Artifacts, made: Arti
     train_policy.python_func(**inputs, **outputs, config=CONFIG["train_policy"], round_number=2, num_rounds=2)
     assert load_checkpoint(Path(outputs["policy"].path), DreamShardPolicy).round == 2
     assert outputs["metrics"].metadata["predicted_ms"] > 0
-
-
-def test_its_run_says_what_its_cost_network_has_learned_from(
-    given: Artifacts, made: Artifacts, small_round: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    inputs, outputs = given("tables", "tasks", "cost_net"), made("policy", "metrics")
-    train_policy.python_func(**inputs, **outputs, config=CONFIG["train_policy"], round_number=1, num_rounds=1)
-    [loop] = loops()
-    [run] = loop.children
-    assert run.data.tags["evenshard.costs_sha256"] == sha256_of(small_round / "costs/round_001.parquet")
-    assert run.data.tags["evenshard.tables_sha256"] == sha256_of(small_round / "tables/tables.parquet")
-    assert run.data.tags["evenshard.hardware"] == "simulated: h200"
 
 
 def test_what_mlflow_has_missed_goes_with_the_artifacts_to_the_next_pod(
