@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from evenshard.base.errors import BadFile
 from evenshard.base.provenance import Lineage
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import save_costs
@@ -63,8 +61,7 @@ def test_the_text_says_all_of_it(dataset: Path) -> None:
     said = format_description(describe([dataset]))
     for words in (str(dataset), PROVENANCE.hardware, "a" * 40, "1 x out_of_memory", "3 x control", "fwd_wait_ms"):
         assert words in said, words
-    assert "spreads by unknown" not in said and "between the" not in said
-    assert all(len(line) < 160 for line in said.splitlines())
+    assert "between the" not in said and all(len(line) < 160 for line in said.splitlines())
 
 
 def test_several_datasets_are_several_runs(dataset: Path, tmp_path: Path) -> None:
@@ -73,7 +70,6 @@ def test_several_datasets_are_several_runs(dataset: Path, tmp_path: Path) -> Non
     description = describe([dataset, tmp_path / "later.parquet"])
     assert description["noise"]["num_runs"] == 2 and description["noise"]["between_run_pct"] > 5
     assert "between the 2 runs" in format_description(description)
-    assert json.loads(json.dumps(description)) == description
 
 
 def test_a_dataset_without_controls_or_rows_is_described_too(tmp_path: Path) -> None:
@@ -97,20 +93,10 @@ def test_shards_timed_as_a_whole_have_a_line_of_their_own(tmp_path: Path) -> Non
     assert "at an unknown time" in shown and "fwd_bwd_compute_ms" in shown
 
 
-def test_a_broken_dataset_is_named(tmp_path: Path) -> None:
-    (tmp_path / "costs.parquet").write_text("no parquet")
-    with pytest.raises(BadFile, match=r"costs\.parquet"):
-        describe([tmp_path / "costs.parquet"])
-
-
 def test_what_confirms_a_simulated_device_is_said_below_its_name(tmp_path: Path) -> None:
-    one = placed("m0", 4.0, 0.0)
-    confirmed = replace(PROVENANCE, device_error_percent=12.0, device_error_points=40)
+    one, confirmed = placed("m0", 4.0, 0.0), replace(PROVENANCE, device_error_percent=12.0, device_error_points=40)
     for provenance, said in (
-        (
-            PROVENANCE,
-            ["Device model adds up: assumed accurate to a factor of 3.49 (unverified)"],
-        ),
+        (PROVENANCE, ["Device model adds up: assumed accurate to a factor of 3.49 (unverified)"]),
         (confirmed, ["Device model adds up: 90 % of kernel times within a factor of 1.13 (40 held-out measurements)"]),
         (replace(PROVENANCE, hardware="cpu: a core"), []),
     ):

@@ -28,14 +28,6 @@ def test_it_is_what_each_row_says_that_is_measured_here_and_the_machine() -> Non
     assert identify_hardware(CPU) == found
 
 
-def test_a_simulated_device_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    for name in ("one", "another"):
-        monkeypatch.setenv(MACHINE, name)
-        seen.append(identify_hardware(MeasureConfig("simulated:h200")))
-    assert seen == [{"hardware": "simulated: h200"}] * 2
-
-
 def test_machines_of_one_name_count_as_one_and_the_name_is_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
