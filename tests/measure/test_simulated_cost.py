@@ -197,7 +197,7 @@ tables = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(tables, ways, st.integers(0, 7), st.floats(1.0, 4.0))
 def test_a_table_that_is_looked_up_more_never_costs_less(one: Table, way: str, device: int, factor: float) -> None:
     more = replace(one, pooling_factor=one.pooling_factor * factor)
@@ -207,7 +207,7 @@ def test_a_table_that_is_looked_up_more_never_costs_less(one: Table, way: str, d
             assert getattr(greater, name) >= getattr(less, name) * (1 - 1e-6), name
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 @given(st.lists(st.tuples(st.integers(10, 10**6), ways, st.integers(0, 7)), min_size=1, max_size=6), st.randoms())
 def test_the_order_of_tables_and_parts_changes_nothing(drawn: list[tuple[int, str, int]], random: object) -> None:
     own = [Table(f"t{number}", rows, 32, 10.0, None) for number, (rows, _, _) in enumerate(drawn)]
