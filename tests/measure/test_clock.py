@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evenshard.measure import clock
-from evenshard.measure.clock import CacheFlush, Stopwatch
+from evenshard.measure.clock import Stopwatch
 
 CPU = torch.device("cpu")
 
@@ -27,11 +27,3 @@ def test_one_mark_is_no_lap_and_each_stopwatch_has_its_own() -> None:
         watch = Stopwatch(CPU)
         watch.mark()
         assert watch.laps_ms() == []
-
-
-@pytest.mark.parametrize("keep_warm", [False, True])
-def test_flushing_does_nothing_on_the_cpu(keep_warm: bool) -> None:
-    """It has no block to fill, which takes neither memory nor time."""
-    flush = CacheFlush(CPU, keep_warm)
-    assert flush._block is None
-    flush()

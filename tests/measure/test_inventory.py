@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.errors import BadConfig
 from evenshard.cli import main
 from evenshard.measure.inventory import find_hardware, format_inventory, inventory, list_devices, list_links, unit_of
 from evenshard.price.gpu_profile import GpuProfile
@@ -36,18 +36,14 @@ def test_all_devices_and_links_are_listed_with_every_constant() -> None:
         assert set(one.constants) == numbers and one.link in LINKS
 
 
-def test_a_constant_has_its_value_unit_and_source() -> None:
-    content = yaml.safe_load(profile_path("h200").read_text())["hbm_gb_s"]
-    found = find_hardware("h200").constants["hbm_gb_s"]
-    assert (found.value, found.unit, found.source) == (content["value"], "GB/s", content["source"])
-    assert find_hardware("simulated:h200") == find_hardware("h200")
-
-
 def test_each_number_says_whether_it_is_measured_fitted_of_a_data_sheet_or_a_guess() -> None:
     """And its source begins so, which is what the command prints."""
     of = {
         f"{one.name} {name}": value for one in (*list_devices(), *list_links()) for name, value in one.constants.items()
     }
+    bandwidth = yaml.safe_load(profile_path("h200").read_text())["hbm_gb_s"]
+    found = find_hardware("simulated:h200").constants["hbm_gb_s"]
+    assert (found.value, found.unit, found.source) == (bandwidth["value"], "GB/s", bandwidth["source"])
     assert all(value.source.startswith(value.origin) and len(value.source) > 2 for value in of.values())
     for origin, names in {
         "data sheet": ("h100 num_sms", "l40s gradient_ns_per_row", "ethernet_25g bandwidth_gb_s"),
@@ -71,12 +67,7 @@ def test_a_source_that_does_not_say_it_is_a_guess_unless_evenshard_calibrated(tm
 
 def test_a_name_ends_with_its_unit() -> None:
     units = {"hbm_gb_s": "GB/s", "memory_gb": "GB", "l2_mb": "MB", "latency_us": "us", "hot_lookup_ns": "ns"}
-    shares = {
-        "bounds_ns_per_bag": "ns per bag",
-        "sort_pairs_per_ns": "pairs per ns",
-        "num_sms": "",
-        "bad_efficiency": "",
-    }
+    shares = {"bounds_ns_per_bag": "ns per bag", "sort_pairs_per_ns": "pairs per ns", "num_sms": ""}
     assert {name: unit_of(name) for name in units | shares} == units | shares
 
 
@@ -100,25 +91,14 @@ def test_what_confirms_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_the_command_lists_everything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["hardware"]) == 0
-    text = capsys.readouterr().out
-    assert "cpu: measured; cuda: measured; simulated:<profile>: simulated" in text
-    lines = [line.split() for line in text.splitlines() if line]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     for one in (*list_devices(), *list_links()):
         line = next(line for line in lines if line[0] == one.name)
-        confirmed = [seen for seen in one.evidence if seen.held_out]
-        if confirmed:
-            assert f"{confirmed[0].held_out:,}" in line
-        elif not one.evidence:
-            assert " ".join(line).endswith(one.error.basis)
         assert f"{one.error.factor:.3g}" in line
+        if confirmed := [seen for seen in one.evidence if seen.held_out]:
+            assert f"{confirmed[0].held_out:,}" in line
     assert main(["hardware", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(inventory(), allow_nan=False))
-
-
-def test_lines_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["hardware", "h200"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_the_file_of_a_link_is_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,20 +111,10 @@ def test_the_file_of_a_link_is_a_link(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["hardware", str(path), "--json"]) == 0 and "Infinity" not in capsys.readouterr().out
 
 
-def test_an_unknown_name_is_refused_in_one_line_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     for name in ("h900", ""):
         with pytest.raises(BadConfig, match=r"is neither a simulated device \(.*h200.*\) nor a link \(.*nvlink_h200"):
             find_hardware(name)
-    assert main(["hardware", "h900"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_missing_or_torn_file_is_a_bad_file(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="no such file"):
-        find_hardware(str(tmp_path / "none.yaml"))
-    (tmp_path / "torn.yaml").write_text("link: [")
-    with pytest.raises(BadFile, match="not readable as YAML"):
-        find_hardware(str(tmp_path / "torn.yaml"))
 
 
 def test_links_have_a_tier_and_other_names() -> None:

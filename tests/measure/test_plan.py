@@ -52,7 +52,6 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
         ("jobs.0.num_devices", 10**9, "num_devices is 1000000000, not a whole number from 1 to 4,096"),
         ("jobs.1.batch_size", 0, "task 'b': batch_size is 0, not a whole number from 1"),
         ("jobs.1.memory_cap_bytes", 0, "task 'b' has no tables, or its devices have no memory"),
-        ("jobs.1.tables", [], "task 'b' has no tables, or its devices have no memory"),
         ("tables.0.pooling_factor", -2.0, r"task 'a', table 't0': pooling_factor is -2\.0, not a number from 0"),
         ("measure.more", 1, "'more' is unknown"),
     ],

@@ -65,11 +65,9 @@ def test_a_part_that_does_not_fit_is_out_of_memory() -> None:
 
 
 def test_devices_wait_for_the_slowest_forward_by_hand() -> None:
+    """Nobody waits for a device that ran out of memory, nor does it wait."""
     assert compute_skew_ms([5.0, 7.0, 0.0, 4.0]) == (2.0, 0.0, 7.0, 3.0)
     assert compute_skew_ms([3.0]) == (0.0,)
     assert compute_skew_ms([0.0, 0.0]) == (0.0, 0.0)
-
-
-def test_nobody_waits_for_a_device_that_ran_out_of_memory_nor_does_it_wait() -> None:
     assert compute_skew_ms([5.0, math.inf, 7.0]) == (2.0, 0.0, 0.0)
     assert compute_skew_ms([math.inf, math.inf]) == (0.0, 0.0)

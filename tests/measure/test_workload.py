@@ -31,15 +31,11 @@ from support.builders import READ_ONCE, table
 
 
 def counts_of(lookups: Lookups) -> np.ndarray:
-    """Lookups of each row that was read."""
     return np.unique(lookups.indices.numpy(), return_counts=True)[1]
 
 
 def one_hot(position: int) -> tuple[float, ...]:
     return tuple(1.0 if number == position else 0.0 for number in range(NUM_REUSE_BINS))
-
-
-# What a table says is what a batch does ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("batch_size", "num_tables"), [(512, 20), (8192, 3)])
@@ -60,45 +56,25 @@ def test_a_batch_has_the_pooling_factor_and_the_reuse_of_its_table(batch_size: i
 
 
 @settings(max_examples=15, deadline=None)
-@given(
-    rows=st.integers(1, 3000),
-    pooling=st.floats(0, 20),
-    batch_size=st.integers(1, 300),
-    tilt=st.floats(-2, 2),
-    seed=st.integers(0, 2**32 - 1),
-    batch_number=st.integers(0, 5),
-)
-@example(rows=1, pooling=20.0, batch_size=300, tilt=0.0, seed=0, batch_number=5)
-@example(rows=2, pooling=0.0, batch_size=1, tilt=0.0, seed=0, batch_number=0)
-def test_every_possible_table_gets_possible_lookups(
-    rows: int, pooling: float, batch_size: int, tilt: float, seed: int, batch_number: int
-) -> None:
+@given(st.integers(1, 3000), st.floats(0, 20), st.integers(1, 300), st.floats(-2, 2), st.integers(0, 2**32 - 1))
+@example(1, 20.0, 300, 0.0, 0)
+@example(2, 0.0, 1, 0.0, 0)
+def test_any_table_gets_possible_lookups(rows: int, pooling: float, batch_size: int, tilt: float, seed: int) -> None:
     num_lookups = round(pooling * batch_size)
     one = Table("any", rows, 4, pooling, feasible_reuse_bins(rows, num_lookups, tilt))
-    lookups = draw_lookups(one, batch_size, seed, batch_number)
+    lookups = draw_lookups(one, batch_size, seed, batch_number=5)
     assert lookups.indices.dtype == lookups.lengths.dtype == torch.int64
     assert len(lookups.indices) == num_lookups == int(lookups.lengths.sum())
     assert lookups.lengths.shape == (batch_size,)
     assert not num_lookups or (int(lookups.indices.min()) >= 0 and int(lookups.indices.max()) < rows)
 
 
-# Lookups per sample --------------------------------------------------------------------------------------------------
-
-
-def test_half_a_lookup_per_sample_is_exactly_one_in_every_second_sample() -> None:
-    lookups = draw_lookups(table(rows=1000, pooling=0.5), 512, seed=0)
-    assert Counter(lookups.lengths.tolist()) == {0: 256, 1: 256}
-    assert len(lookups.indices) == 256
-    assert lookups.lengths[:256].sum() not in (0, 256)  # scattered over the batch
-
-
 def test_each_sample_has_the_floor_or_the_ceiling_of_the_pooling_factor() -> None:
-    for pooling, expected in ((2.3, {2: 700, 3: 300}), (0.0, {0: 1000})):
+    for pooling, expected in ((2.3, {2: 700, 3: 300}), (0.5, {0: 500, 1: 500}), (0.0, {0: 1000})):
         lookups = draw_lookups(table(rows=10_000, pooling=pooling), 1000, seed=0)
         assert Counter(lookups.lengths.tolist()) == expected and len(lookups.indices) == round(1000 * pooling)
+        assert pooling == 0 or 0 < lookups.lengths[:500].sum() - 500 * int(pooling) < len(lookups.indices)
 
-
-# Lookups of each unique row ------------------------------------------------------------------------------------------
 
 LOW = np.array(MIN_COUNT_OF_BIN)
 HIGH = np.array([*MAX_COUNT_OF_BIN, 2 * MAX_COUNT_OF_BIN[-1]])
@@ -143,9 +119,7 @@ histograms = (
 
 @settings(max_examples=60, deadline=None)
 @given(bins=histograms, num_lookups=st.integers(1, 2000) | st.integers(1, 10), num_rows=st.integers(1, 3000))
-def test_counts_are_exact_and_inside_their_bins_wherever_the_bins_allow_it(
-    bins: ReuseBins, num_lookups: int, num_rows: int
-) -> None:
+def test_counts_are_exact_and_inside_their_bins_if_possible(bins: ReuseBins, num_lookups: int, num_rows: int) -> None:
     """Also for histograms that the rows or the lookups make impossible."""
     check_counts(bins, num_lookups, num_rows)
 
@@ -185,20 +159,11 @@ def test_counts_by_hand(bins: ReuseBins, num_lookups: int, num_rows: int, expect
     assert counts_U(bins, num_lookups, num_rows).tolist() == expected
 
 
-# Rows ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rows", [1, 2, 3, 60, 1001])
 def test_rows_that_are_read_once_are_all_different(rows: int) -> None:
     """As many lookups as rows, none twice: every row of the table is read."""
     indices = draw_lookups(Table("once", rows, 4, 1.0, READ_ONCE), rows, 7, 3).indices
     assert indices.sort().values.tolist() == list(range(rows))
-
-
-def test_as_many_distinct_rows_are_read_as_the_histogram_asks_for() -> None:
-    """Half of the rows once, half of them twice: 3 lookups to 2 rows."""
-    one = Table("half", 10**6, 4, 30.0, (0.5, 0.5) + (0.0,) * 15)
-    assert Counter(counts_of(draw_lookups(one, 1000, seed=0)).tolist()) == {1: 10_000, 2: 10_000}
 
 
 def test_hot_rows_recur_in_every_batch_and_cold_ones_are_new() -> None:
@@ -213,13 +178,6 @@ def test_hot_rows_recur_in_every_batch_and_cold_ones_are_new() -> None:
     assert all(not cold[a] & cold[b] for a in range(4) for b in range(a))
     assert all(not hot[0] & rows for rows in cold)
     assert [read[0][row] for row in hot[0]] == [read[1][row] for row in hot[0]]
-
-
-def test_cold_rows_come_around_again_once_the_table_is_used_up() -> None:
-    one = Table("small", 100, 4, 0.6, READ_ONCE)
-    batches = [set(draw_lookups(one, 100, 0, number).indices.tolist()) for number in range(3)]
-    assert all(len(batch) == 60 for batch in batches)
-    assert len(batches[0] | batches[1]) == 100  # 40 rows were left for the second batch
 
 
 def test_rows_are_scattered_over_the_table_however_many_it_has() -> None:
@@ -239,16 +197,6 @@ def test_hot_rows_lie_together_in_the_busiest_run_where_the_counts_say_so() -> N
     assert read == [*range(1120 - len(read), 1120)]
 
 
-def test_the_lookups_of_a_row_are_scattered_over_the_batch() -> None:
-    """Not side by side, where a cache would have served them."""
-    one = Table("hot", 10**6, 4, 1.0, one_hot(8))
-    indices = draw_lookups(one, 10_000, seed=0).indices
-    assert (indices[1:] == indices[:-1]).double().mean() < 0.1
-
-
-# Seeds ---------------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_seed_gives_the_same_batch_and_batches_tables_and_seeds_differ() -> None:
     one = table("ads", rows=10_000, pooling=5.0)
     drawn = draw_lookups(one, 256, seed=0).indices
@@ -256,12 +204,8 @@ def test_the_same_seed_gives_the_same_batch_and_batches_tables_and_seeds_differ(
     assert not drawn.equal(draw_lookups(one, 256, seed=1).indices)
     assert not drawn.equal(draw_lookups(one, 256, seed=0, batch_number=1).indices)
     assert not drawn.equal(draw_lookups(replace(one, name="users"), 256, seed=0).indices)
-
-
-def test_every_table_has_a_stream_of_its_own_for_its_longer_samples_too() -> None:
-    """Else the same samples would be long in all tables."""
     ads, users = (draw_lookups(table(name, pooling=0.5), 512, seed=0).lengths for name in ("ads", "users"))
-    assert 0.3 < (ads == users).double().mean() < 0.7
+    assert 0.3 < (ads == users).double().mean() < 0.7  # samples are not long in all tables at once
 
 
 def test_a_table_nobody_has_counted_is_read_as_the_stated_default() -> None:
@@ -269,8 +213,6 @@ def test_a_table_nobody_has_counted_is_read_as_the_stated_default() -> None:
     counted = replace(uncounted, reuse_bins=feasible_reuse_bins(10**5, 20 * 1000))
     assert draw_lookups(uncounted, 1000, seed=0).indices.equal(draw_lookups(counted, 1000, seed=0).indices)
 
-
-# Recorded lookups ----------------------------------------------------------------------------------------------------
 
 # Two tables, five samples: the first reads rows 7 7 | 2 | | 1 | 9, the second one row per sample.
 RECORDED = DlrmBatch(

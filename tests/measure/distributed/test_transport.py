@@ -9,9 +9,8 @@ import pytest
 
 from evenshard.base.errors import BadConfig
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.distributed.ranks import UNKNOWN, link_of, nccl_log, networks_in, transport_problem
+from evenshard.measure.distributed.ranks import UNKNOWN, nccl_log, networks_in, transport_problem
 from evenshard.measure.local_hardware import open_hardware
-from evenshard.price.link import is_modelled
 
 START = "node-1:20:289 [0] NCCL INFO "
 # Lines that name a network which is there, but which no connection takes.
@@ -50,13 +49,6 @@ def test_nccl_is_told_to_log_unless_the_user_has_said_how(monkeypatch: pytest.Mo
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     with nccl_log() as log:
         assert log is None and networks_in(log) == {UNKNOWN} and "NCCL_DEBUG_FILE" not in os.environ
-
-
-def test_a_link_names_the_network_and_is_still_a_measured_one() -> None:
-    assert link_of("gloo", ()) == "gloo" and link_of("nccl", ()) == "nccl"
-    named = link_of("nccl", {"NET/Socket", "NET/IB/GDRDMA", "P2P"})
-    assert named == "nccl (NET/IB/GDRDMA, NET/Socket, P2P)"
-    assert not is_modelled(named)
 
 
 def test_another_network_than_the_expected_one_is_a_problem() -> None:

@@ -7,17 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from benchmarks.scripts.gpu_kernels import median_calls
 from evenshard.base.errors import BadFile
-from evenshard.measure.config import MeasureConfig
-from evenshard.measure.fbgemm import ShardKernels
 from evenshard.measure.traces.fused_calls import FusedCall, list_fused_calls, missing_calls_error
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
-from support.builders import table
 from support.trace_builders import AUTOGRAD, GRADIENT_KERNEL, LOOKUP_KERNEL, TraceBuilder
 from support.truth import truth_file
 
@@ -71,49 +66,12 @@ def test_kernels_take_what_others_read_from_the_same_trace(name: str) -> None:
 
 
 def points(source: str) -> list[dict[str, str]]:
-    """The rows of the published points that come from one file."""
     with truth_file("gpu_points.csv").open() as file:
         return [row for row in csv.DictReader(file) if source in row["source"]]
 
 
 def kernels_us(call: FusedCall, classes: tuple[str, ...]) -> float:
     return sum(sum(call.kernels_us.get(kind, {}).values()) for kind in classes)
-
-
-def recorded(folder: Path, shapes: bool = True) -> list[FusedCall]:
-    """The calls of three steps of a fused module on the CPU, recorded here."""
-    path = folder / f"trace_{shapes}.json.gz"
-    config = MeasureConfig(hardware="cpu", num_batches=3, seed=5)
-    shard = (table("ads", rows=50, dim=4, pooling=2.5), table("users", rows=200, dim=12, pooling=1.5))
-    with (
-        ShardKernels(config, torch.device("cpu")).load_shard(shard, 16) as loaded,
-        profile(
-            activities=[ProfilerActivity.CPU],
-            schedule=schedule(wait=0, warmup=1, active=3, repeat=1),
-            record_shapes=shapes,
-            on_trace_ready=lambda prof: prof.export_chrome_trace(str(path)),
-        ) as prof,
-    ):
-        for number in range(4):
-            loaded.backward(loaded.forward(number))
-            prof.step()
-        lookups = [len(loaded.batches[number % 3][0]) for number in (1, 2, 3)]
-    calls = observed_calls(path)
-    if shapes:
-        assert [call.num_lookups for call in calls] == lookups
-    return calls
-
-
-def test_a_training_on_the_cpu_has_the_times_of_its_operators_and_sizes_if_shapes_were_recorded(tmp_path: Path) -> None:
-    calls = recorded(tmp_path)
-    assert [call.step for call in calls] == [1, 2, 3]
-    for call in calls:
-        assert (call.optimizer, call.weighted, call.gpu, call.kernels_us) == ("sgd", False, "", {})
-        assert (call.num_tables, call.batch_size, call.sum_of_dims) == (2, 16, 16)
-        assert call.forward_host_us > 0 and call.backward_host_us > 0
-    for call in recorded(tmp_path, shapes=False):
-        assert (call.num_tables, call.batch_size, call.num_lookups, call.weighted) == (None, None, None, None)
-        assert call.forward_host_us > 0 and call.backward_host_us > 0
 
 
 def test_a_kernel_belongs_to_the_operator_that_launched_it_however_late_it_runs(tmp_path: Path) -> None:
