@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
 from evenshard.measure import clock
-from evenshard.measure.clock import CacheFlush, Stopwatch
+from evenshard.measure.clock import Stopwatch
 
 CPU = torch.device("cpu")
 
@@ -24,33 +22,8 @@ def test_laps_are_the_milliseconds_between_marks(monkeypatch: pytest.MonkeyPatch
     assert laps == [500.0, 250.0, 2250.0]
 
 
-def test_a_lap_takes_as_long_as_its_work() -> None:
-    watch = Stopwatch(CPU)
-    watch.mark()
-    time.sleep(0.02)
-    watch.mark()
-    watch.mark()
-    slept_ms, nothing_ms = watch.laps_ms()
-    assert slept_ms >= 20.0 and nothing_ms >= 0.0
-
-
-def test_one_mark_is_no_lap() -> None:
-    watch = Stopwatch(CPU)
-    watch.mark()
-    assert watch.laps_ms() == []
-
-
-def test_a_cpu_gets_a_fresh_stopwatch_of_the_host_each_time() -> None:
-    first = Stopwatch(CPU)
-    first.mark()
-    second = Stopwatch(CPU)
-    second.mark()
-    assert isinstance(second, Stopwatch) and second.laps_ms() == []
-
-
-@pytest.mark.parametrize("keep_warm", [False, True])
-def test_flushing_does_nothing_on_the_cpu(keep_warm: bool) -> None:
-    """It has no block to fill, which takes neither memory nor time."""
-    flush = CacheFlush(CPU, keep_warm)
-    assert flush._block is None
-    flush()
+def test_one_mark_is_no_lap_and_each_stopwatch_has_its_own() -> None:
+    for _ in range(2):
+        watch = Stopwatch(CPU)
+        watch.mark()
+        assert watch.laps_ms() == []

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from evenshard.base.errors import BadFile
 from evenshard.base.provenance import Lineage
-from evenshard.cli import main
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.describe import describe, format_description
 from evenshard.price.costs import CONTROL, DeviceCost, MeasuredPlacement, PlacementCost
 from support.builders import PROVENANCE, measured, some_tables, task
-from support.dataset_builders import measure
 
 TABLES = some_tables(3)
 TASK = task(TABLES, devices=2, task_id="train-000")
@@ -57,14 +53,9 @@ def test_every_count_by_hand(dataset: Path) -> None:
     assert one["spread_of_repeats_pct"]["bwd_compute_ms"]["p90"] == pytest.approx(100 * 0.5 / 3.5, rel=0.1)
     assert one["controls"]["measurements"] == 3
     assert one["controls"]["within_run_pct"] > 0 and one["controls"]["drift_pct"] > 0
-
-
-def test_the_text_says_all_of_it(dataset: Path) -> None:
     said = format_description(describe([dataset]))
     for words in (str(dataset), PROVENANCE.hardware, "a" * 40, "1 x out_of_memory", "3 x control", "fwd_wait_ms"):
         assert words in said, words
-    assert "spreads by unknown" not in said and "between the" not in said
-    assert all(len(line) < 160 for line in said.splitlines())
 
 
 def test_several_datasets_are_several_runs(dataset: Path, tmp_path: Path) -> None:
@@ -73,7 +64,6 @@ def test_several_datasets_are_several_runs(dataset: Path, tmp_path: Path) -> Non
     description = describe([dataset, tmp_path / "later.parquet"])
     assert description["noise"]["num_runs"] == 2 and description["noise"]["between_run_pct"] > 5
     assert "between the 2 runs" in format_description(description)
-    assert json.loads(json.dumps(description)) == description
 
 
 def test_a_dataset_without_controls_or_rows_is_described_too(tmp_path: Path) -> None:
@@ -95,34 +85,3 @@ def test_shards_timed_as_a_whole_have_a_line_of_their_own(tmp_path: Path) -> Non
     assert one["ms"]["fwd_bwd_compute_ms"]["p50"] == 5.0 and one["ms"]["fwd_compute_ms"]["p50"] == 1.5
     shown = format_description(description)
     assert "at an unknown time" in shown and "fwd_bwd_compute_ms" in shown
-
-
-def test_a_broken_dataset_is_named(tmp_path: Path) -> None:
-    (tmp_path / "costs.parquet").write_text("no parquet")
-    with pytest.raises(BadFile, match=r"costs\.parquet"):
-        describe([tmp_path / "costs.parquet"])
-
-
-def test_what_confirms_a_simulated_device_is_said_below_its_name(tmp_path: Path) -> None:
-    one = placed("m0", 4.0, 0.0)
-    confirmed = replace(PROVENANCE, device_error_percent=12.0, device_error_points=40)
-    for provenance, said in (
-        (
-            PROVENANCE,
-            ["Device model adds up: assumed accurate to a factor of 3.49 (unverified)"],
-        ),
-        (confirmed, ["Device model adds up: 90 % of kernel times within a factor of 1.13 (40 held-out measurements)"]),
-        (replace(PROVENANCE, hardware="cpu: a core"), []),
-    ):
-        save_costs([replace(one, provenance=provenance)], tmp_path / "costs.parquet")
-        found = describe([tmp_path / "costs.parquet"])
-        assert found["datasets"][0]["device_error"] == said and all(line in format_description(found) for line in said)
-
-
-def test_a_noisy_dataset_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    costs, _ = measure(tmp_path, noise=0.2)
-    assert main(["describe", str(costs)]) == main(["describe", str(costs), "--max-noise", "30"]) == 0
-    assert main(["describe", str(costs), "--max-noise", "15"]) == 1
-    assert "repeated measurements of a placement spread by 2" in capsys.readouterr().err
-    (tmp_path / "placement.json").write_text("{}")
-    assert main(["describe", str(tmp_path / "placement.json"), "--max-noise", "15"]) == 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.errors import BadConfig
 from evenshard.cli import main
 from evenshard.measure.inventory import find_hardware, format_inventory, inventory, list_devices, list_links, unit_of
 from evenshard.price.gpu_profile import GpuProfile
@@ -34,31 +34,24 @@ def test_all_devices_and_links_are_listed_with_every_constant() -> None:
     numbers = {field.name for field in fields(GpuProfile) if field.type == "float"}
     for one in list_devices():
         assert set(one.constants) == numbers and one.link in LINKS
-    assert all(len(value.source) > 2 for one in (*list_devices(), *list_links()) for value in one.constants.values())
-
-
-def test_a_constant_has_its_value_unit_and_source() -> None:
-    content = yaml.safe_load(profile_path("h200").read_text())["hbm_gb_s"]
-    found = find_hardware("h200").constants["hbm_gb_s"]
-    assert (found.value, found.unit, found.source) == (content["value"], "GB/s", content["source"])
-    assert find_hardware("simulated:h200") == find_hardware("h200")
 
 
 def test_each_number_says_whether_it_is_measured_fitted_of_a_data_sheet_or_a_guess() -> None:
     """And its source begins so, which is what the command prints."""
-    origins = {"measured", "fitted", "data sheet", "guess"}
-    found = {name: {} for name in origins}  # type: dict[str, dict[str, str]]
-    for one in (*list_devices(), *list_links()):
-        for name, constant in one.constants.items():
-            assert constant.origin in origins and constant.source.startswith(constant.origin), (one.name, name)
-            found[constant.origin][f"{one.name} {name}"] = constant.source
-    assert "h100 num_sms" in found["data sheet"] and {"v100 hbm_efficiency", "h200 hbm_efficiency"} <= set(
-        found["measured"]
-    )
-    assert {"v100 l2_gb_s", "h200 lookup_ns_per_bag", "nvlink_h100 latency_us"} <= set(found["fitted"])
-    assert {"h100 fwd_host_us", "h200 l2_gb_s", "ethernet_25g latency_us"} <= set(found["guess"])
-    assert "ethernet_25g bandwidth_gb_s" in found["data sheet"]
-    assert "l40s gradient_ns_per_row" in found["data sheet"] and "l40s sort_floor_us" in found["guess"]
+    of = {
+        f"{one.name} {name}": value for one in (*list_devices(), *list_links()) for name, value in one.constants.items()
+    }
+    bandwidth = yaml.safe_load(profile_path("h200").read_text())["hbm_gb_s"]
+    found = find_hardware("simulated:h200").constants["hbm_gb_s"]
+    assert (found.value, found.unit, found.source) == (bandwidth["value"], "GB/s", bandwidth["source"])
+    assert all(value.source.startswith(value.origin) and len(value.source) > 2 for value in of.values())
+    for origin, names in {
+        "data sheet": ("h100 num_sms", "l40s gradient_ns_per_row", "ethernet_25g bandwidth_gb_s"),
+        "measured": ("v100 hbm_efficiency", "h200 hbm_efficiency"),
+        "fitted": ("v100 l2_gb_s", "h200 lookup_ns_per_bag", "nvlink_h100 latency_us"),
+        "guess": ("h100 fwd_host_us", "h200 l2_gb_s", "ethernet_25g latency_us", "l40s sort_floor_us"),
+    }.items():
+        assert {of[name].origin for name in names} == {origin}
 
 
 def test_a_source_that_does_not_say_it_is_a_guess_unless_evenshard_calibrated(tmp_path: Path) -> None:
@@ -72,90 +65,40 @@ def test_a_source_that_does_not_say_it_is_a_guess_unless_evenshard_calibrated(tm
     assert (found["host_gb_s"].value, found["host_gb_s"].origin) == (50.0, "guess")
 
 
-@pytest.mark.parametrize(
-    ("constant", "unit"),
-    [
-        ("hbm_gb_s", "GB/s"),
-        ("memory_gb", "GB"),
-        ("l2_mb", "MB"),
-        ("latency_us", "us"),
-        ("hot_lookup_ns", "ns"),
-        ("bounds_ns_per_bag", "ns per bag"),
-        ("sort_pairs_per_ns", "pairs per ns"),
-        ("num_sms", ""),
-        ("hbm_efficiency", ""),
-    ],
-)
-def test_a_name_ends_with_its_unit(constant: str, unit: str) -> None:
-    assert unit_of(constant) == unit
+def test_a_name_ends_with_its_unit() -> None:
+    units = {"hbm_gb_s": "GB/s", "memory_gb": "GB", "l2_mb": "MB", "latency_us": "us", "hot_lookup_ns": "ns"}
+    shares = {"bounds_ns_per_bag": "ns per bag", "sort_pairs_per_ns": "pairs per ns", "num_sms": ""}
+    assert {name: unit_of(name) for name in units | shares} == units | shares
 
 
 ASSUMED = "assumed accurate to a factor of 3.49 (unverified"
 
 
-@pytest.mark.parametrize(
-    ("evidence", "more", "said"),
-    [
+def test_what_confirms_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for evidence, more, said in (
         ([CONFIRMED], {}, "90 % of times within a factor of 1.13 (40 held-out measurements)"),
         ([FEW], {}, f"{ASSUMED}: only 4 held-out measurements)"),
         ([], {}, f"{ASSUMED})"),
         ([], {"extrapolated_from": "a100_80gb"}, f"extrapolated from a100_80gb: {ASSUMED})"),
-    ],
-)
-def test_what_confirms_a_profile(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    evidence: list[dict[str, Any]],
-    more: dict[str, str],
-    said: str,
-) -> None:
-    path = profile(tmp_path, evidence, **more)
-    assert find_hardware(path).confirmation == said
-    assert main(["hardware", path]) == 0
+    ):
+        assert find_hardware(profile(tmp_path, evidence, **more)).confirmation == said
+    assert main(["hardware", profile(tmp_path, [CONFIRMED])]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert text.endswith(f"mine.yaml: {said}.") and "hbm_gb_s" in text
-    if evidence:
-        assert f"50 {evidence[0]['held_out']} 5.2 % 12 % shards of a test a laboratory" in text
+    assert text.endswith("mine.yaml: 90 % of times within a factor of 1.13 (40 held-out measurements).")
+    assert "hbm_gb_s" in text and "50 40 5.2 % 12 % shards of a test a laboratory" in text
 
 
 def test_the_command_lists_everything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["hardware"]) == 0
-    text = capsys.readouterr().out
-    assert "cpu: measured; cuda: measured; simulated:<profile>: simulated" in text
-    lines = [line.split() for line in text.splitlines() if line]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     for one in (*list_devices(), *list_links()):
         line = next(line for line in lines if line[0] == one.name)
-        confirmed = [seen for seen in one.evidence if seen.held_out]
-        if confirmed:
-            assert f"{confirmed[0].held_out:,}" in line
-        elif not one.evidence:
-            assert " ".join(line).endswith(one.error.basis)
         assert f"{one.error.factor:.3g}" in line
+        if confirmed := [seen for seen in one.evidence if seen.held_out]:
+            assert f"{confirmed[0].held_out:,}" in line
     assert main(["hardware", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(inventory(), allow_nan=False))
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_lines_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    assert main(["hardware", "h200"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= width
-    assert main(["hardware"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= max(width, 110)
-
-
-def test_one_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["hardware", "pcie3_host", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["name"] == "pcie3_host" and found["link"] is None
-    assert found["constants"]["latency_us"] == {
-        "value": LINKS["pcie3_host"].latency_us,
-        "unit": "us",
-        "source": LINKS["pcie3_host"].source,
-        "origin": "fitted",
-    }
-    assert found["evidence"][0]["held_out"] == LINKS["pcie3_host"].evidence[0].held_out
 
 
 def test_the_file_of_a_link_is_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,22 +111,10 @@ def test_the_file_of_a_link_is_a_link(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["hardware", str(path), "--json"]) == 0 and "Infinity" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["h900", "cuda", "", "simulated:"])
-def test_an_unknown_name_is_refused_in_one_line_with_the_known_ones(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(BadConfig, match=r"is neither a simulated device \(.*h200.*\) nor a link \(.*nvlink_h200"):
-        find_hardware(name)
-    assert main(["hardware", name]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_missing_or_torn_file_is_a_bad_file(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="no such file"):
-        find_hardware(str(tmp_path / "none.yaml"))
-    (tmp_path / "torn.yaml").write_text("link: [")
-    with pytest.raises(BadFile, match="not readable as YAML"):
-        find_hardware(str(tmp_path / "torn.yaml"))
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    for name in ("h900", ""):
+        with pytest.raises(BadConfig, match=r"is neither a simulated device \(.*h200.*\) nor a link \(.*nvlink_h200"):
+            find_hardware(name)
 
 
 def test_links_have_a_tier_and_other_names() -> None:

@@ -28,40 +28,20 @@ def test_it_is_what_each_row_says_that_is_measured_here_and_the_machine() -> Non
     assert identify_hardware(CPU) == found
 
 
-def test_a_simulated_device_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    for name in ("one", "another"):
+def test_machines_differ_by_id_or_name_and_neither_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for content, name in (("0123456789abcdef", ""), ("fedcba98", ""), ("0123", "our-h100s"), ("4567", "our-h100s")):
         monkeypatch.setenv(MACHINE, name)
-        seen.append(identify_hardware(MeasureConfig("simulated:h200")))
-    assert seen == [{"hardware": "simulated: h200"}] * 2
-
-
-def test_machines_of_one_name_count_as_one_and_the_name_is_not_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = set()
-    for number, content in enumerate(("0123456789abcdef\n", "fedcba9876543210\n")):
-        file = tmp_path / f"id_{number}"
-        file.write_text(content)
-        monkeypatch.setattr(local_hardware, "MACHINE_ID", file)
-        found.add(machine_id())
-        assert content.strip() not in machine_id() and len(machine_id()) == 16
-    monkeypatch.setattr(local_hardware, "MACHINE_ID", tmp_path / "none")
-    found.add(machine_id())
-    assert len(found) == 3
-    named = set()
-    for file in tmp_path.iterdir():
-        monkeypatch.setattr(local_hardware, "MACHINE_ID", file)
-        monkeypatch.setenv(MACHINE, "our-h100s")
-        named.add(machine_id())
-    assert len(named) == 1 and not named & found and "h100" not in named.pop()
+        monkeypatch.setattr(local_hardware, "MACHINE_ID", tmp_path / content)
+        (tmp_path / content).write_text(f"{content}\n")
+        found.append(machine_id())
+        assert content not in found[-1] and "h100" not in found[-1] and len(found[0]) == 16
+    assert found[2] == found[3] and len(set(found)) == 3
 
 
 def test_the_command_writes_what_the_settings_mean_here(workdir: Path) -> None:
     assert main(["hardware", "--here", "reports/hardware.json"]) == 0
     assert json.loads((workdir / "reports/hardware.json").read_text()) == identify_hardware(CPU)
-    (workdir / "params.yaml").unlink()
-    assert main(["hardware", "--here", "reports/hardware.json"]) == 0  # auto
     (workdir / "params.yaml").write_text("measure: {hardware: h200}\n")
     assert main(["hardware", "--here", "reports/hardware.json"]) == 0
     assert json.loads((workdir / "reports/hardware.json").read_text()) == {"hardware": "simulated: h200"}

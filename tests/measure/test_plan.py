@@ -17,18 +17,10 @@ from evenshard.tables.table import Table
 from support.builders import some_tables, table, task
 
 TABLES = (*some_tables(3), Table("uncounted", 10, 4, 0.1), table("half", bits=16))
+FIRST, SECOND = task(TABLES, 3, task_id="a"), task(TABLES[1:3], 1, cap=12345, task_id="b")
 JOBS = [
-    Job(
-        "round2-00000", task(TABLES, 3, task_id="a"), Placement((0, 2, 2, 1, 0), 3).parts(TABLES), 2, "dreamshard", "0"
-    ),
-    Job(
-        "shard-1",
-        task(TABLES[1:3], 1, cap=12345, task_id="b"),
-        Placement((0, 0), 1).parts(TABLES[1:3]),
-        2,
-        "random_shard",
-        "s",
-    ),
+    Job("round2-00000", FIRST, Placement((0, 2, 2, 1, 0), 3).parts(FIRST.tables), 2, "dreamshard", "0"),
+    Job("shard-1", SECOND, Placement((0, 0), 1).parts(SECOND.tables), 2, "random_shard", "s"),
 ]
 CONFIG = MeasureConfig(hardware="cuda", repeats=7, keep_cache_warm=True, seed=3)
 
@@ -41,13 +33,11 @@ def test_jobs_keys_and_settings_come_back(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "plan.json").read_text())["tables"]) == len(TABLES)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"plan": 1}', '{"plan": 99, "tables": [], "jobs": [], "measure": {}}', "[" * 100_000]
-)
-def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "plan.json").write_text(content)
-    with pytest.raises(BadFile, match=r"plan\.json: is not a plan"):
-        load_measure_plan(tmp_path / "plan.json")
+def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
+    for content in ("", "[]", '{"plan": 1}', '{"plan": 99, "tables": [], "jobs": [], "measure": {}}', "[" * 100_000):
+        (tmp_path / "plan.json").write_text(content)
+        with pytest.raises(BadFile, match=r"plan\.json: is not a plan"):
+            load_measure_plan(tmp_path / "plan.json")
     with pytest.raises(BadFile, match="no such file"):
         load_measure_plan(tmp_path / "none.json")
 
@@ -61,10 +51,8 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
         ("jobs.0.device_of_table", [0], "the placement has 1 tables, but 5 tables are given"),
         ("jobs.0.num_devices", 10**9, "num_devices is 1000000000, not a whole number from 1 to 4,096"),
         ("jobs.1.batch_size", 0, "task 'b': batch_size is 0, not a whole number from 1"),
-        ("jobs.1.task_id", 3, "task_id is 3, not a string"),
-        ("tables.1.embedding_dim", "4", "embedding_dim is '4', not a whole number"),
+        ("jobs.1.memory_cap_bytes", 0, "task 'b' has no tables, or its devices have no memory"),
         ("tables.0.pooling_factor", -2.0, r"task 'a', table 't0': pooling_factor is -2\.0, not a number from 0"),
-        ("measure.repeats", 2.5, r"repeats is 2\.5, not a whole number"),
         ("measure.more", 1, "'more' is unknown"),
     ],
 )

@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 import yaml
 
-from evenshard.base.errors import BadConfig, BadFile
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.local_hardware import open_hardware
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.price.collectives import all_to_all_ms
-from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
+from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost, interquartile_range
 from evenshard.price.device_model import backward_ms, forward_ms
 from evenshard.price.evidence import EXTRAPOLATED_PERCENT, DeviceError
 from evenshard.price.hardware import profile_path
-from evenshard.price.link import LINKS
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
 from support.builders import task as make_task
@@ -42,51 +39,6 @@ def random_jobs(count: int, seed: int = 0) -> list[tuple[ShardingTask, Placement
     return [(TASKS[i % 2], Placement(tuple(rng.integers(0, 4, 20).tolist()), 4)) for i in range(count)]
 
 
-def test_permuted_tables_and_renamed_devices_change_nothing() -> None:
-    hardware, rng = simulated(), np.random.default_rng(0)
-    (task, placement) = random_jobs(1)[0]
-    cost = hardware.measure(task, placement)
-    order, renamed = rng.permutation(20), rng.permutation(4)
-    other_task = replace(task, tables=tuple(task.tables[i] for i in order))
-    other = hardware.measure(other_task, Placement(tuple(int(renamed[placement.device_of_table[i]]) for i in order), 4))
-    for device in range(4):
-        assert times_of(other.devices[renamed[device]]) == pytest.approx(times_of(cost.devices[device]))
-
-
-def times_of(device: DeviceCost) -> tuple[float, ...]:
-    return (
-        device.fwd_compute_ms,
-        device.fwd_all_to_all_ms,
-        device.bwd_all_to_all_ms,
-        device.bwd_compute_ms,
-        device.fwd_wait_ms,
-    )
-
-
-# Hardware ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_empty_device_takes_no_time_but_waits_and_receives() -> None:
-    (a, b), gpu = POOL[:2], simulated()
-    cost = gpu.measure(make_task((a, b), devices=3, batch_size=BATCH), Placement((0, 2), 3))
-    busy, empty, other = cost.devices
-    assert (empty.fwd_compute_ms, empty.bwd_compute_ms, empty.fwd_compute_spread_ms) == (0, 0, 0)
-    assert empty.fwd_wait_ms == max(busy.fwd_compute_ms, other.fwd_compute_ms)
-    dims = [a.embedding_dim, 0, b.embedding_dim]
-    assert [one.fwd_all_to_all_ms for one in cost.devices] == list(all_to_all_ms(LINKS["nvlink_a100"], dims, BATCH))
-    assert all(one.bwd_all_to_all_ms == one.fwd_all_to_all_ms for one in cost.devices)
-    assert cost.all_to_all == "modelled"
-
-
-def test_the_link_can_be_chosen() -> None:
-    job = random_jobs(1)[0]
-    own, slow = simulated().measure(*job), simulated(link="ethernet_10g").measure(*job)
-    assert simulated(link="ethernet_10g").provenance.link == "ethernet_10g"
-    for fast, other in zip(own.devices, slow.devices, strict=True):
-        assert other.fwd_all_to_all_ms > 10 * fast.fwd_all_to_all_ms
-        assert other.fwd_compute_ms == fast.fwd_compute_ms
-
-
 def test_a_shard_beyond_the_memory_is_out_of_memory_and_the_others_are_not() -> None:
     big = Table("big", 45 * 2**20, 64, 1.0, None, 32)  # 11.25 GB, the card has 10.75
     small = Table("small", 1000, 64, 1.0, None, 32)
@@ -97,7 +49,7 @@ def test_a_shard_beyond_the_memory_is_out_of_memory_and_the_others_are_not() -> 
 
 
 def test_measuring_one_by_one_or_all_at_once_is_the_same() -> None:
-    jobs = random_jobs(600)
+    jobs = random_jobs(30)
     assert simulated().measure_many(jobs) == [simulated().measure(*jobs[0]), *simulated().measure_many(jobs[1:])]
     hardware = simulated(noise=0.1, seed=4)
     assert simulated(noise=0.1, seed=4).measure_many(jobs) == [hardware.measure(*job) for job in jobs]
@@ -136,22 +88,20 @@ def test_noise_depends_on_seed_placement_and_visit_but_not_on_the_order() -> Non
 def test_noise_has_the_spread_that_was_asked_for() -> None:
     job, noise = random_jobs(1)[0], 0.05
     exact = simulated().measure(*job)
-    seen = simulated(noise=noise).measure_many([job] * 1500)
+    seen = simulated(noise=noise).measure_many([job] * 600)
     for get in (lambda c: c.devices[0].fwd_compute_ms, lambda c: c.devices[3].bwd_compute_ms):
         factors = np.array([get(cost) / get(exact) for cost in seen])
-        assert median(factors) == pytest.approx(1, abs=0.005)
-        assert factors.std() == pytest.approx(noise, rel=0.08)
-        assert stated_spread(seen[0]) == pytest.approx(interquartile_range(factors.tolist()), rel=0.1)
+        assert median(factors) == pytest.approx(1, abs=0.01)
+        assert factors.std() == pytest.approx(noise, rel=0.15)
+        shard = seen[0].devices[0]
+        assert shard.bwd_compute_spread_ms / shard.bwd_compute_ms == pytest.approx(
+            interquartile_range(factors.tolist()), rel=0.2
+        )
     forward, backward = (
         [getattr(cost.devices[0], name) for cost in seen] for name in ("fwd_compute_ms", "bwd_compute_ms")
     )
-    assert abs(np.corrcoef(forward, backward)[0, 1]) < 0.1
+    assert abs(np.corrcoef(forward, backward)[0, 1]) < 0.15
     assert {cost.devices[0].fwd_all_to_all_ms for cost in seen} == {exact.devices[0].fwd_all_to_all_ms}
-
-
-def stated_spread(cost: PlacementCost) -> float:
-    """The spread that a cost claims, as a share of the time."""
-    return cost.devices[0].bwd_compute_spread_ms / cost.devices[0].bwd_compute_ms
 
 
 def test_provenance_says_that_it_was_simulated(tmp_path: Path) -> None:
@@ -160,11 +110,9 @@ def test_provenance_says_that_it_was_simulated(tmp_path: Path) -> None:
     assert (found.hardware, found.driver, found.link) == ("simulated: v100", "none", "nvlink_v100")
     assert (found.seed, found.repeats) == (9, 6) and found.versions.startswith("evenshard ")
     assert hardware.time_share.kernel_s == 0 and hardware.time_share.wall_s > 0
-    hardware.close()
     copy = tmp_path / "mine.yaml"
     copy.write_text(profile_path("v100").read_text())
     assert simulated(str(copy)).provenance.hardware == "simulated: mine"
-    assert simulated(str(copy)).measure_many(random_jobs(3)) == simulated("v100").measure_many(random_jobs(3))
 
 
 def test_every_measurement_carries_the_error_of_its_profile(tmp_path: Path) -> None:
@@ -176,24 +124,3 @@ def test_every_measurement_carries_the_error_of_its_profile(tmp_path: Path) -> N
     assert simulated(str(tmp_path / "mine.yaml")).provenance.device_error == DeviceError(12.0, 40)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content | {"extrapolated_from": "rtx_2080_ti"}))
     assert simulated(str(tmp_path / "mine.yaml")).provenance.device_error == DeviceError(EXTRAPOLATED_PERCENT, 40)
-    content["evidence"] = []
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    found = simulated(str(tmp_path / "mine.yaml")).provenance.device_error
-    assert found == DeviceError() and not found.is_confirmed
-
-
-# Profiles ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadConfig, match=r"'tpu'.*a100_80gb"):
-        simulated("tpu")
-
-
-def test_a_profile_without_a_source_is_refused(tmp_path: Path) -> None:
-    content = yaml.safe_load(profile_path("v100").read_text())
-    content["num_sms"] = {"value": 80}
-    torn = tmp_path / "torn.yaml"
-    torn.write_text(yaml.safe_dump(content))
-    with pytest.raises(BadFile, match="num_sms needs a value and a source"):
-        simulated(str(torn))

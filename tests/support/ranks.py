@@ -12,11 +12,13 @@ import multiprocessing
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from support import cpu_seconds
 from support.patience import PATIENCE_S
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -33,26 +35,39 @@ _FORKS.set_forkserver_preload(
 
 
 def run_ranks(
-    process: Callable[[int, Path], Any], world_size: int, out: Path, join: bool = True, **env: str
+    process: Callable[[int, Path], Any],
+    world_size: int,
+    out: Path,
+    join: bool = True,
+    lost: Sequence[int] = (),
+    **env: str,
 ) -> list[Any]:
     """Runs a function of the test's own file on all ranks at once, and returns what it returned on each.
 
     The function takes the rank and ``out``, a folder of all ranks. They are in a process group of gloo if ``join``.
+    Nobody waits for ``lost`` ranks, which are killed or stopped; they return None.
     """
-    _launch(process.__module__, inspect.getfile(process), process.__name__, world_size, out, join, env)
-    return [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(world_size)]
+    named = process.__module__, inspect.getfile(process), process.__name__
+    _launch(named, world_size, out, join, env, lost)
+    files = {rank: out / f"notes-{rank}.pickle" for rank in range(world_size) if rank not in lost}
+    notes = {rank: pickle.loads(file.read_bytes()) for rank, file in files.items()}
+    cpu_seconds.of_forks += sum(seconds for _, seconds in notes.values())
+    return [notes[rank][0] if rank in notes else None for rank in range(world_size)]
 
 
-def _launch(module: str, file: str, name: str, world_size: int, out: Path, join: bool, env: Mapping[str, str]) -> None:
-    given = [(module, file, name, rank, world_size, out, join, env) for rank in range(world_size)]
+def _launch(
+    named: tuple[str, str, str], world_size: int, out: Path, join: bool, env: Mapping[str, str], lost: Sequence[int]
+) -> None:
+    given = [(*named, rank, world_size, out, join, env) for rank in range(world_size)]
     ranks = [_FORKS.Process(target=_rank, args=one) for one in given]
     for one in ranks:
         one.start()
     try:
-        for one in ranks:
+        expected = [one for rank, one in enumerate(ranks) if rank not in lost]
+        for one in expected:
             one.join(PATIENCE_S)
         said = [(out / f"said-{rank}").read_text()[-3000:] for rank in range(world_size)]
-        assert not any(one.exitcode for one in ranks), "\n".join(said)
+        assert all(one.exitcode == 0 for one in expected), "\n".join(said)
     finally:
         for one in ranks:
             one.kill()
@@ -82,6 +97,6 @@ def _rank(
     sys.modules[module] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[module])
     notes = getattr(sys.modules[module], name)(rank, out)
-    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
+    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps((notes, time.process_time())))
     if join:
         dist.destroy_process_group()

@@ -43,21 +43,10 @@ class TraceBuilder:
 
     def lookup(self, start: float, tables: int = 2, batch: int = 8, lookups: int = 48) -> None:
         """The forward operator of a fused module, without its kernels."""
-        dims = [[0], [9], [0], [0, 0], [tables], [tables], [tables + 1], [], [], [tables + 1], [], [lookups],
-                [tables * batch + 1], [], []]  # fmt: skip
-        types = ["float"] * 4 + [
-            "int",
-            "long",
-            "int",
-            "Scalar",
-            "Scalar",
-            "long",
-            "Scalar",
-            "long",
-            "long",
-            "Scalar",
-            "",
-        ]
+        sizes = {3: [0, 0], 11: [lookups], 12: [tables * batch + 1], 6: [tables + 1], 9: [tables + 1]}
+        dims = [sizes.get(at, [tables] if at in (4, 5) else [0] if at < 3 else []) for at in range(15)]
+        kinds = {4: "int", 6: "int", 5: "long", 9: "long", 11: "long", 12: "long", 14: ""}
+        types = [kinds.get(at, "float" if at < 4 else "Scalar") for at in range(15)]
         self.op(LOOKUP, start, 10, **{"Input Dims": dims, "Input type": types})
 
     def backward(self, start: float, sequence: int, batch: int = 8, dims: int = 24) -> None:
@@ -65,16 +54,8 @@ class TraceBuilder:
         sizes = {"Input Dims": [[batch, dims]], "Input type": ["float"]}
         self.op(BACKWARD, start, 10, AUTOGRAD, **sizes, **{"Sequence number": sequence})
 
-    def exchange(
-        self,
-        around: str,
-        launched: float,
-        start: float,
-        duration: float,
-        thread: int = MAIN,
-        kind: str = "float",
-        name: str = "nccl:all_to_all",
-    ) -> None:
+    def exchange(self, around: str, launched: float, start: float, duration: float, thread: int = MAIN,
+                 kind: str = "float", name: str = "nccl:all_to_all") -> None:  # fmt: skip
         """An all-to-all, or another collective, under an operator of TorchRec, with its kernel."""
         self.op(around, launched - 2, 6, thread)
         self.op(name, launched - 1, 4, thread, **{"Input Dims": [[64]], "Input type": [kind]})
@@ -107,16 +88,8 @@ class TraceBuilder:
         )
 
 
-def step(
-    trace: TraceBuilder,
-    number: int,
-    late: float,
-    forward: float,
-    backward: float,
-    dims: int = 24,
-    batch: int = 8,
-    lookups: int = 48,
-) -> None:
+def step(trace: TraceBuilder, number: int, late: float, forward: float, backward: float, dims: int = 24,
+         batch: int = 8, lookups: int = 48) -> None:  # fmt: skip
     """A step of 2 ms on a rank that is late for both all-to-alls, which take 50 and 30 us of their own."""
     at = 10_000.0 * number
     trace.step(number, at, 2000)

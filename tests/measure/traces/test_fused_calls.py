@@ -7,17 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from benchmarks.scripts.gpu_kernels import median_calls
 from evenshard.base.errors import BadFile
-from evenshard.measure.config import MeasureConfig
-from evenshard.measure.fbgemm import ShardKernels
 from evenshard.measure.traces.fused_calls import FusedCall, list_fused_calls, missing_calls_error
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
-from support.builders import table
 from support.trace_builders import AUTOGRAD, GRADIENT_KERNEL, LOOKUP_KERNEL, TraceBuilder
 from support.truth import truth_file
 
@@ -44,13 +39,7 @@ def observed_calls(path: Path) -> list[FusedCall]:
     return sorted(calls, key=lambda call: call.rank)
 
 
-def points(source: str) -> list[dict[str, str]]:
-    """The rows of the published points that come from one file."""
-    with truth_file("gpu_points.csv").open() as file:
-        return [row for row in csv.DictReader(file) if source in row["source"]]
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SOURCES)
 def test_kernels_take_what_others_read_from_the_same_trace(name: str) -> None:
     calls = {call.num_tables: call for call in median_calls(observed_calls(truth_file(f"traces/{name}")))}
@@ -76,60 +65,13 @@ def test_kernels_take_what_others_read_from_the_same_trace(name: str) -> None:
     assert compared >= 8
 
 
+def points(source: str) -> list[dict[str, str]]:
+    with truth_file("gpu_points.csv").open() as file:
+        return [row for row in csv.DictReader(file) if source in row["source"]]
+
+
 def kernels_us(call: FusedCall, classes: tuple[str, ...]) -> float:
     return sum(sum(call.kernels_us.get(kind, {}).values()) for kind in classes)
-
-
-def test_an_archive_holds_the_traces_of_all_ranks() -> None:
-    calls = [c for c in observed_calls(truth_file("traces/v100_32gb_8ranks_b128.tar.gz")) if c.optimizer == "adagrad"]
-    assert [call.rank for call in calls] == [*range(8)]
-    for row in points("dlrm_kineto.tar.gz worker"):
-        call = calls[int(row["source"][-1])]
-        assert (call.num_tables, call.batch_size) == (int(row["T"]), int(row["B"]))
-        assert call.num_lookups == round(float(row["L"]) * call.num_tables * call.batch_size)
-        assert (kernels_us(call, FORWARD_KERNELS), call.backward_span_us) == (
-            float(row["fwd_us"]),
-            float(row["bwd_us"]),
-        )
-
-
-def recorded(folder: Path, shapes: bool = True) -> list[FusedCall]:
-    """The calls of three steps of a fused module on the CPU, recorded here."""
-    path = folder / f"trace_{shapes}.json.gz"
-    config = MeasureConfig(hardware="cpu", num_batches=3, seed=5)
-    shard = (table("ads", rows=50, dim=4, pooling=2.5), table("users", rows=200, dim=12, pooling=1.5))
-    with (
-        ShardKernels(config, torch.device("cpu")).load_shard(shard, 16) as loaded,
-        profile(
-            activities=[ProfilerActivity.CPU],
-            schedule=schedule(wait=0, warmup=1, active=3, repeat=1),
-            record_shapes=shapes,
-            on_trace_ready=lambda prof: prof.export_chrome_trace(str(path)),
-        ) as prof,
-    ):
-        for number in range(4):
-            loaded.backward(loaded.forward(number))
-            prof.step()
-        lookups = [len(loaded.batches[number % 3][0]) for number in (1, 2, 3)]
-    calls = observed_calls(path)
-    if shapes:
-        assert [call.num_lookups for call in calls] == lookups
-    return calls
-
-
-def test_a_training_on_the_cpu_has_the_times_of_its_operators(tmp_path: Path) -> None:
-    calls = recorded(tmp_path)
-    assert [call.step for call in calls] == [1, 2, 3]
-    for call in calls:
-        assert (call.optimizer, call.weighted, call.gpu, call.kernels_us) == ("sgd", False, "", {})
-        assert (call.num_tables, call.batch_size, call.sum_of_dims) == (2, 16, 16)
-        assert call.forward_host_us > 0 and call.backward_host_us > 0
-
-
-def test_without_shapes_there_are_times_and_no_sizes(tmp_path: Path) -> None:
-    for call in recorded(tmp_path, shapes=False):
-        assert (call.num_tables, call.batch_size, call.num_lookups, call.weighted) == (None, None, None, None)
-        assert call.forward_host_us > 0 and call.backward_host_us > 0
 
 
 def test_a_kernel_belongs_to_the_operator_that_launched_it_however_late_it_runs(tmp_path: Path) -> None:
@@ -158,16 +100,12 @@ def test_what_is_no_trace_of_fbgemm_says_how_to_record_one(tmp_path: Path) -> No
     other = TraceBuilder()
     other.op("aten::embedding_bag", 0, 10)
     whole = other.save(tmp_path / "other.json.gz")
-    torn = tmp_path / "torn.json.gz"
+    torn, cut_text, no_trace, odd = (tmp_path / name for name in ("torn.json.gz", "cut.json", "list.json", "odd.json"))
     torn.write_bytes(whole.read_bytes()[:-20])
-    cut_text = tmp_path / "cut.json"
     cut_text.write_text('{"traceEvents": [{"ph": "X"')
-    no_trace = tmp_path / "list.json"
     no_trace.write_text("[1, 2]")
-    odd = tmp_path / "odd.json"
-    odd.write_text(
-        '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": "soon", "dur": 1}]}'
-    )
+    other.op("a", "soon", 1)  # type: ignore[arg-type]
+    other.save(odd)
     for path, problem in (
         (whole, "it has no FBGEMM operator"),
         (torn, "it is incomplete"),
