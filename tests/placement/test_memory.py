@@ -5,7 +5,16 @@ from functools import partial
 
 import pytest
 
-from evenshard.placement.memory import PartMemory, SampleMemory, moments, part_memory, peak_bytes, sample_memory
+from evenshard.placement.memory import (
+    PartMemory,
+    SampleMemory,
+    moments,
+    part_memory,
+    peak_bytes,
+    row_state_bytes,
+    sample_memory,
+    state_bytes,
+)
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Span, Storage, TablePart
 from evenshard.tables.table import Table
 
@@ -155,3 +164,17 @@ def test_the_peak_is_at_one_moment() -> None:
     assert peak_bytes(few, at(received=50, ordered=45, sliced=9)) == 1140 + 50 + 2 * 45 + 9
     rows = few._replace(sent=0, returned=30)
     assert peak_bytes(rows, at(received=50, ordered=45)) == 1140 + 40 + 30 + 50 + 45  # gradients are sent
+
+
+def test_states_of_a_table_by_hand() -> None:
+    assert row_state_bytes(8, "adam") == 2 * 8 * 4
+    assert state_bytes(T, "partial_rowwise_adam") == 1000 * (1 + 8) * 4
+
+
+def test_inputs_arrive_in_a_buffer_beside_the_batch_before() -> None:
+    """FBGEMM keeps the batch before; with two batches in flight, it is one of them."""
+    of_one_batch = 64 * 2 * 8 + 64 * (4 + 8)
+    arriving = {name: memory(pipeline=name).arriving for name in ("none", "base", "sparse_dist", "prefetch")}
+    assert arriving == {"none": 2 * of_one_batch, "base": 2 * of_one_batch} | dict.fromkeys(
+        ("sparse_dist", "prefetch"), of_one_batch
+    )

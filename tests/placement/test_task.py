@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.units import BYTES_PER_GB
+from evenshard.placement.task import TableLimits, may_be_cut_by_columns
 from evenshard.placement.tasks import TaskSampling, TaskSplit, load_tasks, sample_tasks, save_tasks
+from evenshard.tables.table import Table
 from support.builders import some_tables, table, task
 
 POOL = some_tables(20)
@@ -111,3 +113,11 @@ def test_tables_are_found_by_name_so_the_pool_may_be_reordered(tmp_path: Path) -
     assert load_tasks(path, POOL[::-1]) == split
     wider = tuple(replace(one, embedding_dim=8) for one in POOL)
     assert load_tasks(path, wider).train[0].tables == wider[:4]
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts", "min_columns", "may"),
+    [(8, 2, 4, True), (4, 2, 4, False), (8, 3, 4, False), (10, 2, 4, False), (8, 2, 8, False), (16, 2, 8, True)],
+)
+def test_columns_are_cut_in_fours_of_the_minimum_width(columns: int, parts: int, min_columns: int, may: bool) -> None:
+    assert may_be_cut_by_columns(Table("t", 10, columns, 1.0), TableLimits(min_columns=min_columns), parts) is may

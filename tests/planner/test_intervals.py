@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.intervals import MOST_ALIKE, compute_difference_error, measure_common_work
+from evenshard.planner.intervals import (
+    MOST_ALIKE,
+    compute_difference_error,
+    compute_difference_interval,
+    measure_common_work,
+)
+from evenshard.price.evidence import DeviceError
 from support.explain_builders import answered, asked
 
 FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
@@ -40,3 +46,12 @@ def test_errors_that_are_alike_go_out_of_a_difference() -> None:
     assert compute_difference_error(3, 4, 0) == 5
     assert compute_difference_error(3, 3, 1) == 0
     assert compute_difference_error(3, 3, MOST_ALIKE) == pytest.approx(3 * (2 * (1 - MOST_ALIKE)) ** 0.5)
+
+
+def test_a_common_error_makes_the_larger_saving_more_uncertain() -> None:
+    """If a device is twice as slow as predicted, the saving doubles; if it is twice as fast, it halves."""
+    slow, fast, errors = placed(0, 0, 0, 0), placed(0, 0, 1, 1), (DeviceError(100.0, 100), None)
+    found = compute_difference_interval(slow, fast, ("none", "none"), FOUR, errors)
+    assert found.ms > 0 and found.high_ms - found.ms > found.ms - found.low_ms
+    back = compute_difference_interval(fast, slow, ("none", "none"), FOUR, errors)
+    assert (back.ms, back.low_ms, back.high_ms) == pytest.approx((-found.ms, -found.high_ms, -found.low_ms))

@@ -12,7 +12,7 @@ from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.price.device_model import backward_ms, forward_ms, overlap, pass_ms, sort_passes, state_update_bytes
 from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
 from evenshard.price.kernel_calls import Lookup
-from evenshard.price.shard_work import NUM_WORK_COLUMNS, ShardWork, WorkCounter, missed_bytes, sector_bytes
+from evenshard.price.shard_work import NUM_WORK_COLUMNS, ShardWork, WindowGrid, WorkCounter, missed_bytes, sector_bytes
 from evenshard.price.simulated_price import DeviceModelPrice, work_columns
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
@@ -343,3 +343,11 @@ def test_the_more_an_optimizer_keeps_the_longer_is_the_backward_pass_and_no_othe
     of_state = dict(zip(STATE_NUMBERS.values(), backward.tolist(), strict=True))
     assert all(less < more for less, more in pairwise(of_state.values()))
     assert len(set(forward)) == 1 and len(set(backward)) == len(of_state)  # those with as much state take as long
+
+
+def test_windows_approximate_the_misses_of_one_stream() -> None:
+    unique_NK, counts_NK = np.array([[1e6, 2e6, 5e5]]), np.array([[1.0, 4.0, 50.0]])
+    columns_WN = WindowGrid.columns(unique_NK, unique_NK * counts_NK, counts_NK).T
+    for capacity in (1e5, 1e6, 3e6, 1e7):
+        exact_N = missed_bytes(unique_NK, unique_NK * counts_NK, counts_NK, np.array([capacity]))
+        assert WindowGrid.missed_bytes(columns_WN, capacity) == pytest.approx(exact_N, rel=0.03)

@@ -20,7 +20,7 @@ from evenshard.price.link_model import Link
 from evenshard.price.simulated_price import DeviceModelPrice
 from evenshard.price.step import DeviceKind, PartCosts
 from evenshard.search.bound_lines import PriceBounds, TangentLine, price_bounds
-from evenshard.search.device_times import FUNCTIONS
+from evenshard.search.device_times import FUNCTIONS, Options, least_time_ms
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
@@ -121,3 +121,12 @@ def test_shards_that_fit_together_have_at_most_one(number: int) -> None:
         count = int(rng.integers(1, 8))
         shares = rng.dirichlet(np.full(count, rng.choice([0.3, 3.0, 1e4]))) * rng.choice([1.0, 0.97])
         assert FUNCTIONS[number](shares).sum() <= 1 + 1e-9
+
+
+def test_memory_has_a_price_that_keeps_the_bound_below_the_best_choice() -> None:
+    """Two groups take 1 ms with 10 bytes, or 3 ms without memory. 10 bytes suffice for one: 4 ms, on one device."""
+    work_GW = np.array([[1.0, 3.0]] * 2)
+    options = Options(work_GW, work_GW, np.array([[10.0, 0.0]] * 2))
+    found_ms, _ = least_time_ms(options, offset=0.0, room=10.0, devices=1)
+    assert 3.8 < found_ms <= 4.0
+    assert least_time_ms(options, offset=0.0, room=20.0, devices=1)[0] == pytest.approx(2.0, rel=0.01)

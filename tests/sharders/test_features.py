@@ -41,6 +41,9 @@ def test_scalars_are_normalised_over_the_training_pool_and_bins_stay_shares() ->
     torch.testing.assert_close(features[:, 0], torch.tensor([0.0, 0.0, 2.0]))
     torch.testing.assert_close(features[:, 1], torch.tensor([-1.0, 1.0, 3.0]))
     assert features[:, 4:].tolist() == [list(READ_ONCE)] * 3
+    bins = (0.25, 0.75) + (0.0,) * 15
+    counted = [pool[0], replace(pool[1], reuse_bins=bins)]
+    assert FeatureNormalizer.fit(counted, BATCH_SIZE)(counted, BATCH_SIZE)[1, 4:].tolist() == list(bins)
     assert normalizer([], BATCH_SIZE).shape == (0, NUM_FEATURES)
 
 

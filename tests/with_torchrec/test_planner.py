@@ -232,7 +232,12 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
     )
     plan = planner.plan(model)
     said = [one.getMessage() for one in caplog.records if one.name.startswith("evenshard")]
-    starts = ("memory_cap_gb (hbm_cap of a Topology) is ", "2 tables have", "The lookups per sample of 4 tables (user.")
+    starts = (
+        "memory_cap_gb (hbm_cap of a Topology) is ",
+        "2 tables have",
+        "Device 0 is filled to 96 %",
+        "The lookups per sample of 4 tables (user.",
+    )
     starts += ("Outside the training range: the ", "Your dense optimizer updates 3 data_parallel tables (clicks, ")
     for line, start in zip(said, starts, strict=True):
         assert start in line

@@ -16,7 +16,7 @@ from evenshard.search.chains import chains_of
 from evenshard.search.sharding_option import Choice
 from evenshard.search.space import SearchSpace
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime
-from evenshard.sharders.cost_model.price import LOOKED_UP, ROWS, SharedPasses, predict_whole, whole_costs
+from evenshard.sharders.cost_model.price import LOOKED_UP, ROWS, LearnedPrice, SharedPasses, predict_whole, whole_costs
 from evenshard.sharders.simple import random_placement
 from evenshard.tables.reuse import FloatArray
 from support.builders import BATCH_SIZE, some_tables, task
@@ -158,3 +158,12 @@ def test_passes_that_no_placement_saves_by_hand() -> None:
     assert (2 * shared.at_0_2 + shared.compute_work(columns_PH).sum(axis=1)).tolist() == [44, 88]
     roomy = SharedPasses(pass_ms_L2, columns_PH[:3], 4, 300)
     assert not roomy.compute_work(columns_PH[:3]).any() and not roomy.at_0_2.any()
+
+
+def test_a_device_takes_at_least_its_empty_calls() -> None:
+    price = LearnedPrice(random_model())
+    times_QGN = np.zeros((2, 1, 3), dtype=np.float32)
+    times_QGN[:, 0, 2] = 100.0
+    found_2N = price.device_ms(times_QGN, np.array([0, 2, 2]))
+    assert found_2N[:, 0].tolist() == [0.0, 0.0] and found_2N[:, 2].tolist() == [100.0, 100.0]
+    assert found_2N[:, 1] == pytest.approx(2 * price.empty_ms_2)
