@@ -132,7 +132,7 @@ def test_settings_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def calibrate_rank(rank: int, out: Path) -> int:
     os.environ["RANK"] = str(rank)
-    return main(["calibrate-link", "--hardware", "cpu", "--max-mb", "0.25", "--out", str(out / "my.yaml")])
+    return main(["calibrate-link", "--hardware", "cpu", "--max-mb", "4", "--out", str(out / "my.yaml")])
 
 
 @pytest.mark.slow
