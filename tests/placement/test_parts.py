@@ -30,10 +30,10 @@ from evenshard.placement.parts import (
     storages_of,
     tables_of_parts,
 )
-from evenshard.placement.placement import group_parts
+from evenshard.placement.placement import group_parts, parts_by_table
 from evenshard.placement.sharding import tiling_problem
 from evenshard.tables.reuse import thin_reuse_bins
-from support.builders import column_parts, table
+from support.builders import column_parts, table, task
 
 
 def test_parts_keep_rows_and_lookups_and_share_the_dims_and_the_bytes() -> None:
@@ -156,3 +156,39 @@ def test_what_makes_no_sense_is_refused() -> None:
     ):
         with pytest.raises(BadConfig, match=what):
             Storage(kernel, load_factor)
+
+
+ROWS, DIM = 100, 24
+ALL_ROWS = Span(0, ROWS)
+
+
+def wide(*parts: tuple[tuple[int, int], tuple[int, int], tuple[int, ...]]) -> list[TablePart]:
+    """Rows, columns and devices of parts of one table."""
+    return [TablePart("wide", Span(*rows), Span(*columns), devices) for rows, columns, devices in parts]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (wide(), "'wide' has shards with the columns none; each of its 24 columns must be in exactly one"),
+        (wide((ALL_ROWS, (0, 8), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:8, 12:24;"),
+        (wide((ALL_ROWS, (0, 16), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:16, 12:24;"),
+        (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (24, 24), (1,))), "with the columns 0:24, 24:24;"),
+        (wide((ALL_ROWS, (0, 28), (0,))), "with the columns 0:28;"),
+        (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (0, 24), (1,))), "with the rows 0:100, 0:100; each of its 100"),
+        (wide(((0, 50), (0, 24), (0,))), "with the rows 0:50; each of its 100 rows"),
+        (wide(((0, 101), (0, 24), (0,))), "with the rows 0:101;"),
+        (wide((ALL_ROWS, (0, 8), (0,)), ((0, 50), (8, 24), (0,)), ((60, 100), (8, 24), (1,))), "rows 0:50, 60:100;"),
+        (wide(((0, 50), (0, 24), (0,)), ((50, 100), (0, 24), (2,))), "on device 2, but the devices are 0 to 1"),
+        (wide((ALL_ROWS, (0, 8), (0, 1)), (ALL_ROWS, (8, 24), (1,))), r"a shard is on the devices \(0, 1\)"),
+        (wide((ALL_ROWS, (0, 24), ())), "'wide' has a shard without a device"),
+        (wide((ALL_ROWS, (0, 10), (0,)), (ALL_ROWS, (10, 24), (1,))), "10, 14 columns. Make each a multiple of 4"),
+        (wide((ALL_ROWS, (0, 24), (2,))), "on device 2, but the devices are 0 to 1"),
+        (wide((ALL_ROWS, (0, 24), (0, -1))), "on device -1"),
+        ([TablePart("narrow", ALL_ROWS, Span(0, 24), (0,))], "'narrow', which is not among the tables"),
+    ],
+)
+def test_parts_that_are_not_the_table_are_refused(parts: list[TablePart], message: str) -> None:
+    with pytest.raises(BadConfig, match=message) as caught:
+        parts_by_table(task([table("wide", ROWS, DIM)], 2), parts)
+    assert "\n" not in str(caught.value)
