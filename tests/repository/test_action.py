@@ -85,6 +85,7 @@ class Job:
     api: Api
     rc: int = 0
     shown: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, **inputs: str) -> Job:
         """Runs every step whose condition holds until one fails."""
@@ -112,6 +113,7 @@ class Job:
         output.write_text("")
         env = {
             **os.environ,
+            **self.env,
             **{name: filled(value, known) for name, value in step.get("env", {}).items()},
             "RUNNER_TEMP": str(self.temp),
             "GITHUB_OUTPUT": str(output),
@@ -193,6 +195,19 @@ def test_broken_files_are_told_and_a_token_that_may_not_comment_leaves_the_summa
     del api.comments[100:]
     again = job(tmp_path / "again", api, SMALL.format(2), SMALL.format(60)).run()
     assert again.rc == 0 and "::warning::No comment" in again.shown and "MORE than before" in again.summary
+
+
+@pytest.mark.slow
+def test_no_code_of_the_pull_request_is_run(tmp_path: Path, api: Api) -> None:
+    """Modules of its checkout are nowhere imported, even if PYTHONPATH names it."""
+    run, ran = job(tmp_path, api, SMALL.format(2), SMALL.format(60)), tmp_path / "ran"
+    for name in ("sitecustomize", "usercustomize", "evenshard", "json", "numpy", "yaml"):
+        (run.checkout / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write('{name} ')\n")
+    run.env = {"PYTHONPATH": f".:{run.checkout}"}
+    run.run()
+    assert run.rc == 0, run.shown
+    assert not ran.exists(), ran.read_text()
+    assert "| fullest device, GB | " in run.comment
 
 
 def test_every_python_of_the_action_is_isolated() -> None:
