@@ -26,7 +26,7 @@ from support.tracking_builders import AWAY, empty_mlflow, runs_of
 PARAMS = {
     **SMALL_PARAMS,
     "measure": {**SMALL_PARAMS["measure"], "visits": 1000},
-    "benchmark": {"placements_per_round": 100_000, "searched_share": 0.0},
+    "benchmark": {"placements_per_round": 2_000, "searched_share": 0.0},
 }
 BENCHMARK = ["benchmark", "--tables", "tables/tables.parquet", "--tasks", "tasks", "--out", "costs.parquet"]
 IN_A_POD = """
@@ -91,6 +91,6 @@ def test_sigterm_ends_the_run_as_killed_and_the_process_as_ever(client: Any, wor
         assert process.wait(PATIENCE_S) == TERMINATED == 143
     run = runs_of(client)["benchmark_1"]
     assert run.info.status == "KILLED" and run.info.end_time
-    assert run.data.params["placements_per_round"] == "100000"
+    assert run.data.params["placements_per_round"] == "2000"
     assert "stage `benchmark_1`" in run.data.tags["mlflow.note.content"]
     assert not Path("costs.parquet").exists()
