@@ -178,3 +178,10 @@ def test_inputs_arrive_in_a_buffer_beside_the_batch_before() -> None:
     assert arriving == {"none": 2 * of_one_batch, "base": 2 * of_one_batch} | dict.fromkeys(
         ("sparse_dist", "prefetch"), of_one_batch
     )
+
+
+def test_each_feature_has_lengths_and_offsets_of_its_own() -> None:
+    two_features = replace(T, feature_pooling_factors=(1.5, 0.5))
+    assert memory(table=two_features).inputs == 64 * 2 * 8 + 2 * 64 * (4 + 8)
+    own = sample_memory((two_features,), num_devices=4, batch_size=64, pipeline="none")
+    assert own.inputs == 16 * 2 * 8 + 2 * 16 * 12

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from evenshard.placement.moves import EarlierPlacement, device_kinds, match_devices, shape_changes
-from evenshard.placement.nodes import Nodes
+from evenshard.placement.nodes import DeviceGroup, Nodes
 from evenshard.placement.parts import FUSED_UVM, Storage, TablePart, cut_rows, whole_part
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
@@ -84,3 +84,8 @@ def test_devices_are_of_one_kind_where_room_hosts_and_allowed_tables_are_the_sam
 def test_weights_are_reused_only_where_the_shape_is_the_same() -> None:
     assert shape_changes(A, replace(A, pooling_factor=9.0)) == ""
     assert shape_changes(A, replace(A, num_rows=10, weight_bits=16)) == "num_rows 1000 -> 10, weight_bits 32 -> 16"
+
+
+def test_devices_of_other_hardware_are_of_another_kind() -> None:
+    mixed = replace(TWO_NODES, groups=(DeviceGroup("simulated:h100", 2), DeviceGroup("simulated:h200", 2)))
+    assert device_kinds(ShardingTask((A,), mixed, (1 << 30,) * 4, 1024)) == [0, 0, 1, 1]

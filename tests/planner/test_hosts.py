@@ -205,3 +205,9 @@ def test_a_file_and_flags_that_contradict_it(tmp_path: Path, arguments: dict[str
     with pytest.raises(BadInput) as caught:
         devices_asked(**arguments, hosts=written(tmp_path, MIXED))
     assert message in str(caught.value)
+
+
+def test_nodes_of_one_domain_have_no_link_between_domains() -> None:
+    asked: dict[str, Any] = {"num_devices": 8, "devices_per_node": 4, "intra": "nvlink_gb200", "inter": "ib_400g"}
+    assert devices_asked(**asked, nodes_per_domain=2).machine == Nodes(8, 4, 2, "nvlink_gb200")
+    assert devices_asked(**asked).machine == Nodes(8, 4, 1, "nvlink_gb200", "infiniband_ndr")

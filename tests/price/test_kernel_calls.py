@@ -123,3 +123,9 @@ def test_parts_of_unlike_types_share_no_call() -> None:
     assert [one.call.sharding_type for one in held] == types
     assert len({one.call for one in held if one.device == 0}) == 2
     assert [one.lookups[0][0].num_rows for one in held if one.call.sharding_type == "row_wise"] == [25] * 4
+
+
+def test_features_of_a_sequence_are_one_lookup_with_a_bag_for_each_feature_and_sample() -> None:
+    two = replace(SEQUENCE, feature_names=("a", "b"), feature_pooling_factors=(1.0, 2.25))
+    (found,) = split_features(two, 64)
+    assert found == Lookup(replace(SEQUENCE, pooling_factor=3.25 / 2), 2 * 64)

@@ -17,6 +17,7 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import check_sharding, find_broken_rule, parts_by_table
 from evenshard.placement.sharding import (
     BY_COLUMNS,
+    COLUMN_WISE,
     DATA_PARALLEL,
     GRID_SHARD,
     ROW_WISE,
@@ -260,3 +261,9 @@ def test_a_placement_is_legal_and_a_refusal_is_true(asked: ShardingTask) -> None
         return
     check_sharding(asked, parts)
     assert can_be_placed(asked)
+
+
+def test_columns_that_must_be_cut_are_cut_in_two_where_one_device_has_room_for_all() -> None:
+    asked = task(table(dim=16), room=5000, types=(COLUMN_WISE,))
+    for parts in (quick_parts(asked), legal_parts(asked)):
+        assert parts is not None and [part.columns.size for part in parts] == [8, 8]

@@ -30,6 +30,7 @@ from evenshard.sharders.cost_model.fit import (
     assign_held_out_members,
     calibrate,
     calibrate_for_chosen,
+    conformal_factor,
     fit_cost_model,
     fit_exchange,
 )
@@ -349,3 +350,9 @@ def test_shards_that_gpus_ran_are_predicted_by_members_that_did_not_see_them(
         shutil.copy(stored(f"hardware={gpu}/collection=gpu_dataset/{name}"), tmp_path / name)
     costs = load_costs(tmp_path / "costs.parquet", load_tables(tmp_path / "tables.parquet"))
     assert fit_cost_model(costs, CostModelFitConfig(num_updates=2000, seed=0))[1].held_out_pct_error < most_pct
+
+
+def test_a_new_error_counts_among_those_of_the_quantile() -> None:
+    """Of 10 errors, the 9th covers only 9 of 11 new ones: the 90 % quantile is the 10th, 0.9 x 11 rounded up."""
+    errors = torch.arange(1.0, 11.0)
+    assert conformal_factor(errors, torch.ones(10)) == 10.0
