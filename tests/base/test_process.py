@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from evenshard.base.process import (
     one_thread,
     terminate,
 )
+from support.patience import PATIENCE_S
 
 
 def test_one_thread_inside_and_as_before_afterwards() -> None:
@@ -62,6 +67,32 @@ def test_an_order_to_end_may_wait_for_the_end_of_a_block() -> None:
             done.append("what comes after it")
     assert ended.value.code == TERMINATED
     assert done == ["the block", "what comes after it"]
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_an_order_to_end_that_python_drops_is_given_again(monkeypatch: pytest.MonkeyPatch, is_dropped: bool) -> None:
+    """In a weakref callback Python drops exceptions; a dropped exception of something else is reported as ever."""
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: reported.append(dropped.exc_type))
+
+    def fail(_: Any) -> None:
+        raise ValueError
+
+    def end(_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    with on_sigterm(terminate):
+        with pytest.raises(SystemExit) as ended:
+            if is_dropped:
+                owner = {1}
+                watched = weakref.ref(owner, end)
+                del owner
+                time.sleep(PATIENCE_S)
+            end(None)
+        other = {1}
+        watched = weakref.ref(other, fail)
+        del other
+    assert ended.value.code == TERMINATED and reported == [ValueError] and watched() is None
 
 
 def test_the_first_ctrl_c_is_handled_and_the_second_ends_the_work() -> None:

@@ -91,9 +91,25 @@ def signal_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def terminate() -> NoReturn:
-    """Exit with the code of SIGTERM after running ``finally`` blocks; further SIGTERMs have no effect."""
+    """Exit with the code of SIGTERM after running ``finally`` blocks; further SIGTERMs have no effect.
+
+    Python drops exceptions that are raised in a weakref callback or a finalizer. If it drops this exception, the
+    process sends itself SIGTERM again.
+    """
     ignore_sigterm()
-    raise SystemExit(TERMINATED)
+    error, report = SystemExit(TERMINATED), sys.unraisablehook
+
+    def send_again(dropped: sys.UnraisableHookArgs) -> None:
+        if dropped.exc_value is not error:
+            report(dropped)
+            return
+        sys.unraisablehook = report
+        signal.signal(signal.SIGTERM, lambda number, frame: terminate())
+        # Later, because Python also drops exceptions that are raised in this hook.
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    sys.unraisablehook = send_again
+    raise error
 
 
 def ignore_sigterm() -> None:
