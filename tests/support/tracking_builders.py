@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
+
+import pytest
 
 from evenshard.base.provenance import Lineage
 from evenshard.measure.cost_dataset import save_costs
@@ -42,6 +46,17 @@ def empty_mlflow(folder: Path) -> Any:
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{empty_file(folder)}")
+
+
+@contextmanager
+def new_registry(folders: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of an empty MLflow, which is the working directory within the block."""
+    folder = folders.mktemp("registry")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        patch.chdir(folder)
+        empty_mlflow(folder)
+        yield folder
 
 
 def register_model(

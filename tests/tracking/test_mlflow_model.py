@@ -15,7 +15,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.tables.files import save_tables
 from evenshard.tracking.pyfunc import build_serving_code
 from support.builders import some_tables
-from support.tracking_builders import empty_mlflow, register_model, write_model
+from support.tracking_builders import new_registry, register_model, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -26,23 +26,12 @@ PARAMS = {"num_devices": 2, "memory_cap_gb": 1.0, "batch_size": 64}
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow with a version of each model, and the folder ``model`` that they were registered from."""
-    folder = tmp_path_factory.mktemp("registry")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        patch.chdir(folder)
-        empty_mlflow(folder)
+    with new_registry(tmp_path_factory) as folder:
         model = write_model(folder / "model", hardware="simulated: h100")
         (model / "costs.parquet").write_text("is not of the model")
         for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
             register_model(model, build_serving_code(), {}, name=name)
     return folder
-
-
-@pytest.fixture
-def registry(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    return root
 
 
 def rows() -> pd.DataFrame:

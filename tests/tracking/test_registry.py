@@ -14,7 +14,7 @@ from evenshard.sharders.models import load_model
 from evenshard.tracking.client import connect
 from evenshard.tracking.pyfunc import build_serving_code
 from evenshard.tracking.registry import copy_parts, ensure_models, register_folder
-from support.tracking_builders import AWAY, empty_mlflow, register_model, write_model
+from support.tracking_builders import AWAY, new_registry, register_model, write_model
 
 CHAMPION = "models:/evenshard-cost@champion"
 
@@ -22,24 +22,13 @@ CHAMPION = "models:/evenshard-cost@champion"
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow with two versions of evenshard-cost and one of evenshard-policy."""
-    folder = tmp_path_factory.mktemp("registry")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        patch.chdir(folder)
-        empty_mlflow(folder)
+    with new_registry(tmp_path_factory) as folder:
         for seed in (0, 1):
             write_model(folder / f"round_{seed}", seed=seed, hardware="simulated: h100")
             tags, metrics = {"evenshard.git_commit": "abc"}, {"evenshard.mean_ms": 1 / 3}
             register_model(folder / f"round_{seed}", build_serving_code(), tags, metrics)
         register_model(folder / "round_0", build_serving_code(), {}, name=tracking.REGISTERED_POLICY)
     return folder
-
-
-@pytest.fixture
-def registry(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    return root
 
 
 def test_our_own_classes_read_a_version_again(registry: Path) -> None:
