@@ -148,7 +148,9 @@ def test_a_file_of_hosts_with_memory(tmp_path: Path) -> None:
     assert found.machine.ssd_bytes == (100 * GB, 100 * GB, 0) and found.machine.ssd_gb_s == 7
     assert found.caps_bytes == (79 * GB,) * 6, "of the profiles, as the file leaves it out"
     for name in ("host_memory_gb", "ssd_gb", "host_bandwidth_gb_s", "ssd_bandwidth_gb_s"):
-        with pytest.raises(BadFile, match=f"{name} is in the hosts file, but {name} is given, too. Leave one of them"):
+        with pytest.raises(
+            BadFile, match=f"{name} is in the hosts file, but {name} is given, too. Leave one of them.*out.$"
+        ):
             devices_asked(hosts=path, **{name: 7})
 
 

@@ -1,10 +1,14 @@
-"""``make check`` names docstrings of src that begin with a question word."""
+"""Checks of ``make check``: first words of docstrings, and recorded CPU seconds; and the list of mutations."""
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
-from tools import size
+import pytest
+import yaml
+
+from tools import mutations, size
 
 MODULE = '''"""Whether a module is odd."""
 class Part:
@@ -28,3 +32,22 @@ def test_a_question_word_fails_the_check(monkeypatch: pytest.MonkeyPatch, capsys
     assert size.main() == 0
     monkeypatch.setattr(size, "QUESTION_WORDS", {"check"})
     assert size.main() == 1 and "tools/size.py:1 (Check)" in capsys.readouterr().out
+
+
+def test_the_record_of_cpu_seconds_covers_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {
+        "start and collection": {"fast": 1.0, "all": 2.0},
+        "tests/base/test_units.py": {"fast": 0.5},
+        "tests/repository/test_size.py": {"fast": 10.0, "slow": 100.0, "nightly": 1000.0},
+    }
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    monkeypatch.setattr(size, "RECORD", tmp_path / "record.json")
+    assert size.recorded_seconds() == (11.5, 112.5)
+    tests = [size.ROOT / name for name in ("tests/base/test_units.py", "tests/base/test_knobs.py", "tests/conftest.py")]
+    nightly = size.ROOT / "tests/benchmarks/test_fit_links.py"
+    assert size.find_unrecorded([*tests, nightly]) == ["tests/base/test_knobs.py"]
+
+
+def test_every_mutation_can_be_applied() -> None:
+    listed = [mutations.Mutation(**one) for one in yaml.safe_load(mutations.MUTATIONS.read_text())]
+    assert len(listed) == 40 and not [problem for one in listed if (problem := mutations.find_problem(one))]
