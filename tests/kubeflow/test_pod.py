@@ -93,12 +93,13 @@ def test_pods_that_make_a_parent_at_once_agree(client: Any, monkeypatch: pytest.
     create, made = client.create_run, []
 
     def create_two(experiment: str, start_ms: int, tags: dict[str, str], name: str) -> Any:
-        made.extend(create(experiment, start_ms - earlier, tags, name) for earlier in (1, 0))
+        other = {**tags, "evenshard.created_by": "another pod"}
+        made.extend((create(experiment, start_ms - 1, other, name), create(experiment, start_ms, tags, name)))
         return made[1]
 
     monkeypatch.setattr(client, "create_run", create_two)
     loop = Record(5, "wf-1", "evenshard.loop_id", is_loop=True, name="loop-wf-1")
-    assert ensure_loop(client, "0", loop) == made[0].info.run_id
+    assert ensure_loop(client, "0", loop, "this pod") == made[0].info.run_id
     assert [run.info.run_id for run in client.search_runs(["0"])] == [made[0].info.run_id]
 
 

@@ -99,16 +99,19 @@ def test_pods_of_one_loop_that_run_at_once_are_all_logged(
     monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf-1")
     together = threading.Barrier(6)
 
-    def pod(number: int) -> None:
+    def pod(number: int) -> records.Record:
         together.wait()
         settings = {"shared": {str(key): key for key in range(20)}, f"of_{number}": {"seed": number}}
         client, loop = connect(), records.parent_of(settings, new_loop=False)
-        run_files.ensure_loop(client, experiment_id(client), loop)
+        run_files.ensure_loop(client, experiment_id(client), loop, f"pod {number}")
         with tracking.stage_run(f"benchmark_{number}", settings, {}):
             pass
+        return loop
 
     with ThreadPoolExecutor(6) as threads:
-        list(threads.map(pod, range(6)))
+        loops = list(threads.map(pod, range(6)))
+    for number, loop in enumerate(loops):  # as at the end of a stage
+        run_files.ensure_loop(connect(), experiment_id(connect()), loop, f"pod {number}")
     runs = runs_of(connect(), os.environ["MLFLOW_EXPERIMENT_NAME"])
     assert not [one for one in caplog.records if one.name.startswith("evenshard")]
     assert set(runs) == {"loop-wf-1", *(f"benchmark_{number}" for number in range(6))}
@@ -143,9 +146,9 @@ def loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPathFactor
             parent = records.current_parent()
             assert parent is not None
             experiment = client.get_experiment_by_name("evenshard").experiment_id
-            run_id = run_files.find_by_tag(client, experiment, parent.tag, parent.key)
-            client.update_run(run_id, name=name)
-            done.append(Loop(name, Path.cwd(), run_id))
+            [found] = run_files.find_runs(client, experiment, parent.tag, parent.key)
+            client.update_run(found.info.run_id, name=name)
+            done.append(Loop(name, Path.cwd(), found.info.run_id))
     return done
 
 

@@ -123,11 +123,38 @@ def test_a_loop_learns_its_origin_from_whoever_knows_it(client: Any) -> None:
     """A parent that was made by one that knew no more than its name, such as the end of a pipeline."""
     experiment = client.create_experiment("evenshard")
     by_name = Record(1000, "1", is_loop=True, name="loop-1")
-    first = ensure_loop(client, experiment, by_name)
+    first = ensure_loop(client, experiment, by_name, "1")
     known = replace(by_name, start_ms=2000, tags={"evenshard.git_commit": "abc"}, params=PARAMS)
-    assert ensure_loop(client, experiment, known) == first
+    assert ensure_loop(client, experiment, known, "2") == first
     [loop] = runs_of(client).values()
     assert loop.data.tags["evenshard.git_commit"] == "abc" and loop.data.params["loop.num_rounds"] == "2"
+
+
+def test_a_stage_moves_from_its_duplicate_of_the_loops_run_to_the_first(client: Any, monkeypatch: Any) -> None:
+    """Another pod's run of the same loop appears only after this stage has begun."""
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf-1")
+    with tracking.stage_run("train_cost_1", PARAMS, {}):
+        [duplicate] = [run for run in runs_of(client).values() if run.info.run_name == "loop-wf-1"]
+        experiment, tags = duplicate.info.experiment_id, {"evenshard.loop_id": "wf-1"}
+        first = client.create_run(experiment, duplicate.info.start_time - 1, tags, "loop-wf-1").info.run_id
+    runs = runs_of(client)
+    assert runs["loop-wf-1"].info.run_id == first and runs["loop-wf-1"].data.params["loop.num_rounds"] == "2"
+    stage = runs["train_cost_1"].data.tags
+    assert stage["mlflow.parentRunId"] == first and first in stage["mlflow.note.content"]
+
+
+def test_a_loops_run_that_its_creator_deletes_meanwhile_is_replaced(client: Any, monkeypatch: Any) -> None:
+    log_settings = run_files._log_settings
+
+    def delete(client: Any, run_id: str, loop: Record) -> None:
+        monkeypatch.setattr(run_files, "_log_settings", log_settings)
+        client.delete_run(run_id)
+        log_settings(client, run_id, loop)
+
+    monkeypatch.setattr(run_files, "_log_settings", delete)
+    experiment = client.create_experiment("evenshard")
+    loop = ensure_loop(client, experiment, Record(1, "1", is_loop=True, name="loop-1", params=PARAMS), "a stage")
+    assert runs_of(client)["loop-1"].info.run_id == loop
 
 
 def test_a_stage_that_fails_is_a_run_that_failed(client: Any) -> None:

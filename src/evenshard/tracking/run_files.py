@@ -36,7 +36,7 @@ from evenshard.tracking.client import (
     short_timeouts,
     write_together,
 )
-from evenshard.tracking.descriptions import experiment_id, loop_note, stage_note
+from evenshard.tracking.descriptions import NOTE, experiment_id, loop_note, stage_note
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.records import KEY_TAG, Point, Record
 from evenshard.tracking.registry import ensure_models, log_output
@@ -47,6 +47,7 @@ BACKLOG = "EVENSHARD_BACKLOG"
 BACKLOG_NAME = "mlflow_backlog"
 # Tag of a logged run with its source folder. Other pods may have copies of the folder.
 LOGGED_TAG = "evenshard.backlog"
+CREATOR_TAG = "evenshard.created_by"  # with the key of a stage
 # Most metrics per call of MLflow.
 BATCH = 1000
 _RUN, _FILES = "run.json", "files"
@@ -179,56 +180,63 @@ def _open_run(client: Any, record: Record) -> str:
         experiment = str(client.get_run(loop.run_id).info.experiment_id)
     else:
         experiment = experiment_id(client)
-    parent_id = "" if loop is None else ensure_loop(client, experiment, loop)
+    parent_id = "" if loop is None else ensure_loop(client, experiment, loop, record.key)
     if record.is_loop:
         return parent_id
     tags = {**record.tags, **stage_note(experiment, record.name, record.about, parent_id)}
     tags |= {PARENT_TAG: parent_id} if parent_id else {}
-    run_id = _ensure_run(client, experiment, replace(record, tags=tags))
+    run_id = _ensure_run(client, experiment, replace(record, tags=tags), record.key)
+    if parent_id and client.get_run(run_id).data.tags.get(PARENT_TAG) != parent_id:  # that loop's run was a duplicate
+        for key in (PARENT_TAG, NOTE):
+            client.set_tag(run_id, key, tags[key])
     client.log_batch(run_id, params=[Param(key, value) for key, value in record.params.items()])
     return run_id
 
 
-def ensure_loop(client: Any, experiment: str, loop: Record) -> str:
-    """Return the id of a loop's run; create it if missing, or return "" if it should already exist."""
-    run_id = loop.run_id or find_by_tag(client, experiment, loop.tag, loop.key)
-    if not run_id:
-        if loop.must_exist:
-            return ""
-        run_id = _ensure_run(client, experiment, replace(loop, tags={**loop.tags, **loop_note()}))
-        if not loop.has_exit_handler:
-            client.set_terminated(run_id, "FINISHED")  # its children show the outcome
-    if loop.params:
-        _log_settings(client, run_id, loop)
+def ensure_loop(client: Any, experiment: str, loop: Record, creator: str) -> str:
+    """Return the id of a loop's run; create it if missing, or return "" if it should already exist.
+
+    If several stages create it at once, later calls return the first run, and each stage deletes its own duplicate.
+
+    Args:
+        creator: key of the stage.
+    """
+    if not loop.run_id and loop.must_exist and not find_runs(client, experiment, loop.tag, loop.key):
+        return ""
+    noted = replace(loop, tags={**loop.tags, **loop_note()})
+    run_id = loop.run_id or _ensure_run(client, experiment, noted, creator)
+    try:
+        if loop.params:
+            _log_settings(client, run_id, loop)
+    except Exception:
+        if loop.run_id or client.get_run(run_id).info.lifecycle_stage == "active":
+            raise
+        return ensure_loop(client, experiment, loop, creator)  # its creator has just deleted it as a duplicate
     return run_id
 
 
-def _ensure_run(client: Any, experiment: str, record: Record) -> str:
-    """Return the id of a run; create it if missing. If several were created at once, keep the first.
+def _ensure_run(client: Any, experiment: str, record: Record, creator: str) -> str:
+    """Return the id of the first run with a record's key; create it if missing.
 
-    An earlier call that got no answer may also have created one.
+    Delete the creator's duplicates: another stage was first, or an earlier call created a run but got no answer.
     """
-    key = record.tag, record.key
-    if found := find_by_tag(client, experiment, *key):
-        return found
-    made = client.create_run(experiment, record.start_ms, {**record.tags, key[0]: key[1]}, record.name).info.run_id
-    run_id = find_by_tag(client, experiment, *key) or made
-    for other in _find_runs(client, experiment, *key):
-        if other.info.run_id != run_id and other.info.start_time == record.start_ms:
-            client.delete_run(other.info.run_id)
-    return str(run_id)
+    runs = find_runs(client, experiment, record.tag, record.key)
+    if not runs:
+        tags = {**record.tags, record.tag: record.key, CREATOR_TAG: creator}
+        made = client.create_run(experiment, record.start_ms, tags, record.name)
+        if record.is_loop and not record.has_exit_handler:
+            client.set_terminated(made.info.run_id, "FINISHED")  # its children show the outcome
+        runs = find_runs(client, experiment, record.tag, record.key) or [made]
+    for duplicate in runs[1:]:
+        if duplicate.data.tags.get(CREATOR_TAG) == creator:
+            client.delete_run(duplicate.info.run_id)
+    return str(runs[0].info.run_id)
 
 
-def find_by_tag(client: Any, experiment: str, tag: str, value: str) -> str:
-    """Return the id of the first run with this value of a tag; "" if there is none."""
-    runs = _find_runs(client, experiment, tag, value)
-    first = min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
-    return "" if first is None else str(first.info.run_id)
-
-
-def _find_runs(client: Any, experiment: str, tag: str, value: str) -> Sequence[Any]:
-    runs: Sequence[Any] = client.search_runs([experiment], filter_string=f"tags.`{tag}` = '{value}'")
-    return runs
+def find_runs(client: Any, experiment: str, tag: str, value: str) -> list[Any]:
+    """Return the runs with this value of a tag in an order on which all stages agree."""
+    runs = client.search_runs([experiment], filter_string=f"tags.`{tag}` = '{value}'")
+    return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
 
 
 def _log_settings(client: Any, run_id: str, loop: Record) -> None:
