@@ -1,4 +1,4 @@
-"""Fit of links to the nccl-tests that NVIDIA published for five GPU systems, with its errors.
+"""Fit of links to published nccl-tests, with its errors: links in a node, and EFA between nodes.
 
     python -m benchmarks.scripts.fit_links [--truth FOLDER] [--write]
 
@@ -7,7 +7,8 @@ writes the curves to evenshard/price/profiles/links. The fit is that of ``evensh
 
 Time does not fall with size, so a row that is above or below both of its neighbours in size by more than a tenth is
 noise of the source and is excluded. Errors are those of held-out sizes: of ten sizes, each four times the previous,
-each is held out in turn, so that its neighbours differ by a factor of 16.
+each is held out in turn, so that its neighbours differ by a factor of 16. Between nodes, the fit takes the slower tier
+of links, and its errors are those of a held-out number of nodes.
 
 Legend: P rows.
 """
@@ -15,24 +16,43 @@ Legend: P rows.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import minimize
 
 from benchmarks.references import others_measurements
+from benchmarks.references.others_measurements import read_rows
 from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.link import ExchangePoint, fit_curve, fit_link, write_link
+from evenshard.placement.nodes import Nodes
+from evenshard.price.collectives import (
+    Links,
+    TierBytes,
+    all_reduce_bytes,
+    all_to_all_bytes,
+    reduce_scatter_bytes,
+    tiers_ms,
+)
 from evenshard.price.evidence import Evidence
 from evenshard.price.hardware import link_profile_path
-from evenshard.price.link import GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
-from evenshard.price.link_model import ALL_TO_ALL, Curve, Link, bus_factor, curve_at
+from evenshard.price.link import EFA_LINE_GB_S, GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
+from evenshard.price.link_model import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    Curve,
+    Link,
+    bus_factor,
+    curve_at,
+)
 from evenshard.tables.reuse import FloatArray
 
-FILE = "nccl.csv"
+FILE, NODES_FILE = "nccl.csv", "collectives_2026.csv"
 SOURCE = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51, systems/data/*/comm/nccl)"
 LINK_OF_GPU = {
     "a100_sxm": "nvlink_a100",
@@ -40,8 +60,16 @@ LINK_OF_GPU = {
     "h200_sxm": "nvlink_h200",
     "b200_sxm": "nvlink_b200",
     "gb200": "nvlink_gb200",
+    "l40s": "pcie4_host",
 }
+# All-reduces of one node in the second file, timed by others.
+ALSO_OF_GPU = {"A100": "nvlink_a100", "H100": "nvlink_h100", "H200": "nvlink_h200", "GB200": "nvlink_gb200"}
+EFA, EFA_GPU = "efa_400g", "nvlink_h100"
+EFA_SOURCE = "nccl-tests on AWS p5.48xlarge (crazyguitar/aws-gpu-communication-benchmark fd167f9)"
 SPANS = {"nvlink_gb200": 72.0}
+# GPUs at which curves between nodes state their latency, and starts of their fit: us, us per GPU, GB/s.
+GPUS_OF_FIT = 16
+STARTS = ((20.0, 5.0, 42.0), (200.0, 2.0, 42.0), (1.5, 8.0, 42.0))
 # Ratio to a neighbour above which a row contradicts it.
 CONTRADICTION = 1.1
 
@@ -70,10 +98,13 @@ Truth = Mapping[str, Mapping[tuple[str, int], Rows]]
 def read_truth(folder: Path) -> tuple[Truth, int]:
     """Read the rows of every link in ``LINK_OF_GPU``, and count how many more were noise."""
     series: dict[tuple[str, str, int, str], dict[int, float]] = defaultdict(dict)
-    with (folder / FILE).open() as file:
-        for row in csv.DictReader(file):
-            if row["gpu"] not in LINK_OF_GPU:
-                continue
+    for row in read_rows(folder / NODES_FILE):
+        if row["nodes"] == "1" and row["gpu"] in ALSO_OF_GPU:
+            num, size = int(row["gpus"]), int(row["bytes"])
+            us = bus_factor(row["collective"], num) * size / float(row["busbw_gb_s"]) / 1e3
+            series[ALSO_OF_GPU[row["gpu"]], row["collective"], num, NODES_FILE][size] = us
+    for row in read_rows(folder / FILE):
+        if row["gpu"] in LINK_OF_GPU:
             collective = row["collective"].replace("alltoall", ALL_TO_ALL)
             key = (LINK_OF_GPU[row["gpu"]], collective, int(row["num_gpus"]), row["dtype_bytes"])
             series[key][int(row["bytes"])] = 1e3 * float(row["ms"])
@@ -142,10 +173,12 @@ def fitted_link(name: str, truth: Truth, errors_P: FloatArray) -> Link:
         for own, us in zip(moved_P, even.us_P.tolist(), strict=True)
     ]
     straight = fit_link(points).link
+    # Without peer-to-peer, the path through the host is the limit, so the bytes of all devices count.
+    gb_s, is_shared = straight.bandwidth_gb_s, name not in NVLINK_GB_S
     return Link(
         float(f"{straight.latency_us:.3g}"),
         f"fitted to {SOURCE}{more}. The straight line is of all-to-alls of 8 GPUs",
-        bandwidth_gb_s=float(f"{straight.bandwidth_gb_s:.4g}"),
+        **{"shared_gb_s" if is_shared else "bandwidth_gb_s": float(f"{gb_s * GPUS_OF_A_NODE**is_shared:.4g}")},
         spans=SPANS.get(name, float(GPUS_OF_A_NODE)),
         curves=fitted_curves(of_kind),
         evidence=(
@@ -158,6 +191,98 @@ def fitted_link(name: str, truth: Truth, errors_P: FloatArray) -> Link:
             ),
         ),
     )
+
+
+# Between nodes -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """Times of one collective between nodes of 8 H100.
+
+    Attributes:
+        num_P: number of GPUs.
+        near_us_P: time of the bytes within a node, by the fitted link, without latency.
+        far_bytes_P: bytes that a GPU moves between nodes.
+        us_P: measured microseconds.
+    """
+
+    num_P: FloatArray
+    near_us_P: FloatArray
+    far_bytes_P: FloatArray
+    us_P: FloatArray
+
+    def of(self, chosen_P: np.ndarray) -> NodeRows:
+        """Return the rows selected by a mask."""
+        return NodeRows(*(getattr(self, one.name)[chosen_P] for one in fields(self)))
+
+
+def read_nodes(folder: Path, near: Link) -> dict[str, NodeRows]:
+    """Read the rows of several nodes, by collective."""
+    found = defaultdict(list)
+    for row in read_rows(folder / NODES_FILE):
+        if int(row["nodes"]) < 2:
+            continue
+        collective, num, size = row["collective"], int(row["gpus"]), float(row["bytes"])
+        machine = Nodes(num, GPUS_OF_A_NODE, intra=EFA_GPU, inter=EFA)
+        moved = collective_bytes(machine, collective, np.full(num, size))
+        near_us = 1e3 * float(tiers_ms(machine, moved, Links(near))[0][0])
+        us = bus_factor(collective, num) * size / float(row["busbw_gb_s"]) / 1e3
+        found[collective].append((num, near_us, float(moved.inter[0]), us))
+    return {collective: NodeRows(*np.array(rows, dtype=float).T) for collective, rows in found.items()}
+
+
+def collective_bytes(machine: Nodes, collective: str, sizes_D: FloatArray) -> TierBytes:
+    """Return the bytes of a collective with nccl-tests' sizes."""
+    if collective == ALL_TO_ALL:
+        return all_to_all_bytes(machine, sizes_D / machine.num_devices)
+    return (all_reduce_bytes if collective == ALL_REDUCE else reduce_scatter_bytes)(machine, sizes_D)
+
+
+def fit_nodes(collective: str, rows: NodeRows) -> Curve:
+    """Fit latency, latency per GPU and bandwidth between nodes by least absolute error of the logarithm."""
+
+    def curve(logs_3: FloatArray) -> Curve:
+        base_us, per_us, gb_s = np.exp(np.clip(logs_3, 0, np.log([1e3, 1e3, EFA_LINE_GB_S]))).tolist()
+        us, rounded = base_us + GPUS_OF_FIT * per_us, float(f"{per_us:.3g}")
+        return Curve(collective, GPUS_OF_FIT, (0.0,), (float(f"{us:.4g}"),), float(f"{gb_s:.4g}"), rounded)
+
+    def off(logs_3: FloatArray) -> float:
+        return float(np.abs(np.log(nodes_us(curve(logs_3), rows) / rows.us_P)).mean())
+
+    fits = [minimize(off, np.log(start), method="Nelder-Mead", options={"maxiter": 3000}) for start in STARTS]
+    return curve(min(fits, key=lambda fit: float(fit.fun)).x)
+
+
+def nodes_us(curve: Curve, rows: NodeRows) -> FloatArray:
+    """Return predicted times, [P]: the latency and the slower tier of links."""
+    latency_us_P = curve.us[0] + curve.us_per_device * (rows.num_P - curve.num_devices)
+    return np.asarray(latency_us_P + np.maximum(rows.near_us_P, rows.far_bytes_P / curve.gb_s / 1e3))
+
+
+def nodes_link(of_collective: Mapping[str, NodeRows]) -> tuple[Link, list[tuple[str, ...]]]:
+    """Fit the link between nodes; also return a table of its errors."""
+    cells: list[tuple[str, ...]] = [("collective", "rows", "fitted: median", "90 %", "nodes left out: median", "90 %")]
+    curves, all_errors = [], []
+    for collective, rows in sorted(of_collective.items()):
+        curves.append(fit_nodes(collective, rows))
+        left_out = []
+        for num in np.unique(rows.num_P):
+            is_tested_P = rows.num_P == num
+            fitted, tested = fit_nodes(collective, rows.of(~is_tested_P)), rows.of(is_tested_P)
+            left_out.append(np.abs(nodes_us(fitted, tested) / tested.us_P - 1))
+        all_errors += left_out
+        errors = (np.abs(nodes_us(curves[-1], rows) / rows.us_P - 1), np.concatenate(left_out))
+        cells.append((collective, str(len(rows.us_P)), *(f"{one}" for of in errors for one in _percent(of))))
+    gathers = next(one for one in curves if one.collective == ALL_GATHER)
+    even = next(one for one in curves if one.collective == ALL_TO_ALL)
+    # Reduce-scatters were not measured. NCCL's are rings in the opposite direction of an all-gather.
+    curves.append(replace(gathers, collective=REDUCE_SCATTER))
+    errors_P = np.concatenate(all_errors)
+    points = "collectives of 16, 64 and 256 H100, 32 MB to 8 GB, each number of GPUs by the others"
+    evidence = Evidence(points, EFA_SOURCE, len(errors_P), len(errors_P), *_percent(errors_P))
+    source = f"fitted to {EFA_SOURCE}. Reduce-scatters as all-gathers. Smaller messages were not measured"
+    return Link(even.us[0], source, bandwidth_gb_s=even.gb_s, curves=tuple(curves), evidence=(evidence,)), cells
 
 
 def _percent(errors_P: FloatArray) -> tuple[float, float]:
@@ -215,6 +340,11 @@ def main() -> None:
         if args.write:
             write_link(links[name], f"fitted to {SOURCE}", link_profile_path(name))
     print(text_table(cells, "<<>>>>>>"), end="\n\n")
+    efa, cells = nodes_link(read_nodes(args.truth, links[EFA_GPU]))
+    if args.write:
+        write_link(efa, f"fitted to {EFA_SOURCE}", link_profile_path(EFA))
+    print(f"Between nodes, {EFA}:\n{text_table(cells, '<>>>>>')}\n")
+    links = {name: one for name, one in links.items() if name in NVLINK_GB_S}
     cells = [
         ("link", "by its line rate: median", "90 %", "by other line rates: median", "90 %", "4 of 2 and 8", "90 %")
     ]

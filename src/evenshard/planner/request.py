@@ -272,8 +272,6 @@ def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[i
 # Factors above the largest and below the smallest known value from which another unit is likely. Device memory has a
 # smaller factor, because the hardware's own memory is known.
 FAR_ABOVE, FAR_BELOW, FAR_ABOVE_MEMORY = 5.0, 0.01, 2.0
-# Prefixes of links between nodes.
-BETWEEN_NODES = ("ethernet", "infiniband")
 # Smallest and largest values of servers.
 SERVER_RANGES = {
     "host_memory_gb": ("GB", (16.0, 6_144.0)),
@@ -306,7 +304,7 @@ def _list_link_warnings(request: PlacementRequest) -> Iterator[str | None]:
     for what, theirs, name in (("intra", "intra_host_bw", machine.intra), ("inter", "inter_host_bw", machine.inter)):
         if not name or name in LINKS:
             continue
-        tier = [one for key, one in LINKS.items() if key.startswith(BETWEEN_NODES) == (what == "inter")]
+        tier = [one for one in LINKS.values() if one.tier == what]
         found, gb_s = link(name), [one.even_gb_s(GPUS_OF_A_NODE) for one in tier]
         named = f"{what} ({theirs} of a Topology)"
         yield _warn_beyond(named, found.even_gb_s(GPUS_OF_A_NODE), "GB/s", (min(gb_s), max(gb_s)))

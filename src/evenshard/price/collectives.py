@@ -10,9 +10,10 @@ Forward, with the reverse direction in backward:
 Rows of sequences are not reduced, so they are sent like whole sequences. Before these collectives, the input dist sends
 the indices of every part to its device: for each sample its lookups, and for each bag a length.
 
-Within a domain, bytes use the fast link; between domains, the slow link. The two tiers are assumed to run one after the
-other. Each collective of each module has its own latency, but the bytes of all modules are assumed to be sent together,
-so several small collectives are predicted slightly too fast on links that are slower for small messages.
+Within a domain, bytes use the fast link; between domains, the slow link. NCCL pipelines the two tiers, so the slower
+tier determines the transfer time of a collective (docs/decisions/0038). Each collective of each module has its own
+latency, but the bytes of all modules are assumed to be sent together, so several small collectives are predicted
+slightly too fast on links that are slower for small messages.
 
 Legend: D devices, V kinds of volumes, B samples of the global batch, K reuse bins.
 """
@@ -313,21 +314,27 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
 
 
 def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
-    """Return, ascending, the factors of ``volumes``, equal on all devices, at which a link's curve changes slope."""
+    """Return, ascending, the factors of ``volumes``, equal on all devices, at which a transfer time changes slope."""
     machine, way = task.machine, task.communication
     moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
     for one in _outputs(task, volumes):
         moved += [one * way.forward_bytes, one.back * way.backward_bytes]
     found = set[float]()
     for one in moved:
-        tiers = [(links.intra, one.near, one.intra, one.intra_sent)]
-        if links.inter is not None:
-            tiers.append((links.inter, machine.num_devices, one.inter, one.inter_sent))
-        for link, size, own_D, sent_D in tiers:
+        points = [0.0]
+        for link, size, own_D, sent_D in _tiers(machine, one, links):
             curve = None if size == 1 else link.curve(one.collective, size)
             even_bytes = float(link.even_bytes(own_D[0], own_D[0], sent_D[0] * size, size))
             if curve is not None and even_bytes > 0:
-                found.update(1e3 * kb / even_bytes for kb in curve.kb[1:])
+                points += [1e3 * kb / even_bytes for kb in curve.kb[1:]]
+        points = sorted({*points, 2 * max(points)})
+        # Between these points, the difference of the two tiers' times is linear, also beyond the last.
+        apart = np.array([np.diff([of_tier[0] for of_tier in tiers_ms(machine, one * at, links)]) for at in points])
+        for low, high, before, after in zip(points, [*points[1:-1], np.inf], apart, apart[1:], strict=False):
+            width = (points[-1] if high == np.inf else high) - low
+            cross = low + width * before / np.where(before == after, np.inf, before - after)
+            found.update(cross[(low < cross) & (cross < high)].tolist())
+        found.update(points[1:-1])
     return sorted(found)
 
 
@@ -377,11 +384,23 @@ def latencies_ms(machine: Nodes, collectives: set[tuple[str, str]], links: Links
 
 
 def transfer_ms(machine: Nodes, moved: TierBytes, links: Links) -> FloatArray:
-    """Return the transfer time of a collective within and between domains, without latency, [..., D] ms."""
-    near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
-    if links.inter is None:
-        return near_ms
-    return near_ms + _tier_ms(moved.inter, moved.inter_sent, links.inter, machine.num_devices, moved.collective)
+    """Return the transfer time of a collective, without latency, [..., D] ms: that of the slower tier of links."""
+    return np.asarray(np.maximum.reduce(tiers_ms(machine, moved, links)))
+
+
+def tiers_ms(machine: Nodes, moved: TierBytes, links: Links) -> list[FloatArray]:
+    """Return the transfer times within and, if there are several domains, between domains, [..., D] ms each."""
+    return [
+        _tier_ms(own, sent, link, size, moved.collective) for link, size, own, sent in _tiers(machine, moved, links)
+    ]
+
+
+def _tiers(machine: Nodes, moved: TierBytes, links: Links) -> list[tuple[Link, int, FloatArray, FloatArray]]:
+    """Return, for each tier, its link, number of devices, and bytes in the busier direction and sent."""
+    found = [(links.intra, moved.near, moved.intra, moved.intra_sent)]
+    if links.inter is not None:
+        found.append((links.inter, machine.num_devices, moved.inter, moved.inter_sent))
+    return found
 
 
 def _tier_ms(moved: FloatArray, sent: FloatArray, link: Link, size: int, collective: str) -> FloatArray:

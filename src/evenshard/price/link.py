@@ -9,6 +9,7 @@ import math
 import re
 from collections import UserDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
@@ -114,31 +115,51 @@ def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
 
 # Share of a NIC's line rate that a multi-node all-to-all reaches: 19.1 of 25 and 38.4 of 50 GB/s.
 NIC_SHARE = 0.766
+# Latency of InfiniBand over that of EFA: an all-reduce of 1 MB on 2 x 8 H100 takes 87 us.
+INFINIBAND_LATENCY = 0.3
 
 
-def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
-    """Estimate a network with a NIC for each GPU, where an all-to-all waits for the bytes between nodes.
+def nic_by_rule(line_gb_s: float, name: str) -> Link:
+    """Estimate InfiniBand with a NIC for each GPU from its line rate, in GB/s per NIC, and the fitted EFA.
 
-    Over N nodes, the bus bandwidth is N / (N - 1) times the NIC's (a maintainer in NVIDIA/nccl-tests issue 130), times
-    the share of the line rate that an all-to-all reaches. ``line_gb_s`` is per NIC.
+    Over N nodes, the bus bandwidth of an all-to-all is N / (N - 1) times the NIC's (a maintainer in NVIDIA/nccl-tests
+    issue 130), times the share of the line rate that an all-to-all reaches.
     """
+    efa, curves = LINKS["efa_400g"], []
+    for one in efa.curves:
+        gb_s = line_gb_s * NIC_SHARE if one.collective == ALL_TO_ALL else one.gb_s * line_gb_s / EFA_LINE_GB_S
+        us, us_per_device = (one.us[0] * INFINIBAND_LATENCY,), one.us_per_device * INFINIBAND_LATENCY
+        curves.append(replace(one, us=us, us_per_device=us_per_device, gb_s=gb_s))
     return Link(
-        10.0,
+        efa.latency_us * INFINIBAND_LATENCY,
         f"data sheet: {name} for each GPU, line rate {line_gb_s:g} GB/s, of which an all-to-all reaches {NIC_SHARE}; "
-        "bus bandwidth over N nodes is N / (N - 1) times that (NVIDIA/nccl-tests issue 130); latency of a small NCCL "
-        "all-to-all",
+        "bus bandwidth over N nodes is N / (N - 1) times that (NVIDIA/nccl-tests issue 130); latencies of efa_400g, "
+        f"times {INFINIBAND_LATENCY}",
         bandwidth_gb_s=line_gb_s * NIC_SHARE,
+        curves=tuple(curves),
         evidence=(
             Evidence(
-                points or "24 GB/s of 32 x A100 and 48 GB/s of 32 x H100, each predicted from the other",
-                SLIDE,
-                2,
-                2,
-                0.7,
-                0.8,
+                "24 GB/s of 32 x A100 and 48 GB/s of 32 x H100, each predicted from the other", SLIDE, 2, 2, 0.7, 0.8
             ),
         ),
-        extrapolated_from="two points",
+        extrapolated_from="efa_400g and two points",
+    )
+
+
+# Line rate of EFA per GPU of an AWS p5.48xlarge, and of PCIe 4.0 x16 in one direction.
+EFA_LINE_GB_S, PCIE4_GB_S = 50.0, 31.5
+
+
+def host_by_rule(line_gb_s: float, generation: str) -> Link:
+    """Estimate PCIe without peer-to-peer from its line rate and the fitted PCIe 4.0."""
+    known, factor = LINKS["pcie4_host"], line_gb_s / PCIE4_GB_S
+    return Link(
+        known.latency_us,
+        f"guess: {generation} without peer-to-peer, {factor:g} times as fast as pcie4_host",
+        shared_gb_s=factor * known.shared_gb_s,
+        spans=GPUS_OF_A_NODE,
+        curves=tuple(one.faster(factor) for one in known.curves),
+        extrapolated_from="pcie4_host",
     )
 
 
@@ -173,18 +194,18 @@ def _nvlink(line_gb_s: float, spans: float) -> Link:
 _SAME_LINE = Evidence(
     "collectives of 2 to 8 H100, H200, B200 and GB200, each predicted from the other link of its line rate",
     _NCCL_TESTS,
-    862,
-    862,
-    3.5,
-    9.7,
+    898,
+    898,
+    3.7,
+    10.5,
 )
 _OTHER_LINE = Evidence(
     "collectives of A100, H100, H200, B200 and GB200, each predicted from links of other line rates",
     _NCCL_TESTS,
-    1099,
-    1099,
-    22.6,
-    57.8,
+    1147,
+    1147,
+    22.5,
+    57.6,
 )
 
 LINKS: Mapping[str, Link] = _Links(
@@ -201,8 +222,11 @@ LINKS: Mapping[str, Link] = _Links(
                 Evidence("plans on 4 x RTX 2080 Ti, FP32, batch 65,536, fwd + bwd", _NEURO_SHARD, 1500, 1500, 1.1, 6.3),
             ),
         ),
-        "pcie4": partial(pcie_by_rule, 31.5, "PCIe 4.0 x16, as in the L40S"),
-        "pcie5": partial(pcie_by_rule, 63.0, "PCIe 5.0 x16, as in the RTX PRO 6000 Blackwell"),
+        "pcie4_host": partial(_of_profile, "pcie4_host"),
+        "pcie5_host": partial(host_by_rule, 2 * PCIE4_GB_S, "PCIe 5.0 x16, as in the RTX PRO 6000 Blackwell,"),
+        "pcie4": partial(pcie_by_rule, PCIE4_GB_S, "PCIe 4.0 x16"),
+        "pcie5": partial(pcie_by_rule, 2 * PCIE4_GB_S, "PCIe 5.0 x16"),
+        "efa_400g": partial(_of_profile, "efa_400g"),
         "ethernet_1g": partial(_ethernet, 0.125, "1000BASE"),
         "ethernet_10g": partial(_ethernet, 1.25, "10GBASE"),
         "ethernet_25g": partial(_ethernet, 3.125, "25GBASE"),

@@ -4,8 +4,9 @@ The counts are the bytes of the device in the busier of its two directions, thos
 other devices wait for its data), and those that all devices send together (they share the path through a host's
 memory). In an even collective of N devices, each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is
 these bytes over the time, so on a switch, where only a device's own direction counts, ``bandwidth_gb_s`` is the bus
-bandwidth of long messages. For a link between nodes, ``bandwidth_gb_s`` applies to the bytes between nodes: each device
-has its own NIC, and NVLink carries all other bytes of a collective (``price.collectives``).
+bandwidth of long messages. GPUs on PCIe without peer-to-peer share the path through their host: ``shared_gb_s``. For a
+link between nodes, ``bandwidth_gb_s`` applies to the bytes between nodes: each device has its own NIC, and NVLink
+carries all other bytes of a collective (``price.collectives``). There, the latency grows with the number of devices.
 
 A link with detailed measurements also has curves: the time of each collective for a number of devices that all move the
 same bytes. NCCL changes protocol and channels with the message size, so bandwidth grows in steps: a curve is piecewise
@@ -53,6 +54,7 @@ class Curve:
     kb: tuple[float, ...]  # 10**3 bytes that each device moves in its busier direction, at each point; the first is 0
     us: tuple[float, ...]  # microseconds at each point; the first is the latency
     gb_s: float  # bandwidth of bytes beyond the last point
+    us_per_device: float = 0.0  # latency that each device beyond ``num_devices`` adds
 
     def problem(self) -> str | None:
         """Return why the curve is invalid; None if it is valid."""
@@ -62,11 +64,13 @@ class Curve:
             return "num_devices is below 2"
         if len(self.kb) != len(self.us) or not self.kb or self.kb[0] != 0:
             return "kb must begin at 0 and have as many values as us"
-        finite = all(math.isfinite(one) for one in (*self.kb, *self.us, self.gb_s))
+        finite = all(math.isfinite(one) for one in (*self.kb, *self.us, self.gb_s, self.us_per_device))
         if not finite or any(high <= low for low, high in zip(self.kb, self.kb[1:], strict=False)):
             return "kb must increase"
         if self.us[0] < 0 or any(high < low for low, high in zip(self.us, self.us[1:], strict=False)):
             return "us must not decrease"
+        if not 0 <= self.us_per_device * self.num_devices <= self.us[0]:
+            return "us_per_device must be between 0 and the first of us / num_devices"
         return None if self.gb_s > 0 else "gb_s must be above 0"
 
     @property
@@ -97,20 +101,27 @@ class Curve:
         us = tuple(self.us[0] + (one - self.us[0]) / factor for one in self.us)
         return replace(self, us=us, gb_s=self.gb_s * factor)
 
+    def between(self, num_devices: int) -> Curve:
+        """Return the curve for another number of devices, with the same transfer times."""
+        more_us = self.us_per_device * (num_devices - self.num_devices)
+        return replace(self, num_devices=num_devices, us=tuple(one + more_us for one in self.us)) if more_us else self
+
 
 def mean_curve(curves: Sequence[Curve], weights: Sequence[float]) -> Curve:
     """Return the weighted mean of the curves' times at each number of bytes."""
     kb = sorted({point for one in curves for point in one.kb})
     ms = [one.latency_ms + one.bytes_ms(1e3 * np.array(kb)) for one in curves]
     us = 1e3 * np.average(ms, axis=0, weights=weights)
-    ns_per_byte = np.average([1 / one.gb_s for one in curves], weights=weights)
-    return replace(curves[0], kb=tuple(kb), us=tuple(us.tolist()), gb_s=float(1 / ns_per_byte))
+    ns_per_byte, per_device = np.average([(1 / one.gb_s, one.us_per_device) for one in curves], axis=0, weights=weights)
+    more = {"gb_s": float(1 / ns_per_byte), "us_per_device": float(per_device)}
+    return replace(curves[0], kb=tuple(kb), us=tuple(us.tolist()), **more)
 
 
 def curve_at(curves: Sequence[Curve], collective: str, num_devices: int) -> Curve | None:
     """Return the curve of a collective between ``num_devices`` devices; None if there is none.
 
-    Times are interpolated along the logarithm of the number of devices, and constant outside the known range.
+    Times are interpolated along the logarithm of the number of devices. Outside the known range, only the latency
+    changes, by ``us_per_device``.
     """
     known = {one.num_devices: one for one in curves if one.collective == collective}
     if not known:
@@ -118,7 +129,7 @@ def curve_at(curves: Sequence[Curve], collective: str, num_devices: int) -> Curv
     below = max((one for one in known if one <= num_devices), default=min(known))
     above = min((one for one in known if one >= num_devices), default=max(known))
     if below == above:
-        return known[below]
+        return known[below].between(num_devices)
     weight = math.log(num_devices / below) / math.log(above / below)
     return replace(mean_curve([known[below], known[above]], [1 - weight, weight]), num_devices=num_devices)
 

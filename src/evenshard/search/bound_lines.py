@@ -13,10 +13,10 @@ Common times follow the curves of links, with a line for each of several ranges 
 - If the output dist is alone between two barriers, all devices wait for the longest, and some device has at least
   the mean volume. Reductions within a node are equal on all of its devices. But if a domain has several nodes, that
   device may have no reduction; the mean over devices of a linear bound is used instead.
-- Without reductions within nodes, output dist and backward all-to-all together are common if a longer output dist costs
-  at least the time that a device of another domain may save backward. Suppose a domain has a volume d above the mean.
-  Each of its devices then receives less from other domains, which saves ``(far - near) * d``; far and near are the
-  times per byte between and within domains. But one device sends more forward, which costs
+- Without reductions within nodes, output dist and backward all-to-all together are common if links between domains
+  limit both, and a longer output dist costs at least the time that a device of another domain may save backward.
+  Suppose a domain has a volume d above the mean. Each of its devices then receives less from other domains, which saves
+  at most ``far * d``, where far is the time per byte between domains. But one device sends more forward, which costs
   ``far_forward * (domains - 1) * d``. If d is below 0, a device of another domain sends at least ``far_forward * -d``
   more.
 
@@ -294,15 +294,14 @@ def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> lis
 
 def _forward_outweighs_backward(task: ShardingTask, links: Links, pipeline: str) -> bool:
     """Return True if a longer output dist takes at least the time that it saves in the backward all-to-all."""
-    machine = task.machine
-    if pipeline == LARGEST_SUM or links.inter is None or links.inter.curves:
+    machine, inter = task.machine, links.inter
+    if pipeline == LARGEST_SUM or inter is None or any(len(one.kb) > 1 for one in inter.curves):
         return False
     even, floors = _volumes(task, SENT, 1.0), links.floor
     free = replace(floors.intra, bandwidth_gb_s=np.inf, slowest_gb_s=np.inf, shared_gb_s=np.inf, curves=())
     all_3, far_3 = exchanges_ms_3(task, even, floors), exchanges_ms_3(task, even, replace(floors, intra=free))
-    far_forward, far = (far_3[1:] / (machine.num_devices - machine.domain_size)).tolist()
-    saved: float = far - float(all_3[2] - far_3[2]) / machine.domain_size
-    return bool(-far_forward <= saved <= far_forward * (machine.num_domains - 1))
+    far_forward, far = far_3[1:].tolist()
+    return bool(np.array_equal(all_3[1:], far_3[1:]) and far <= far_forward * (machine.num_domains - 1))
 
 
 def _volumes(task: ShardingTask, name: str, volume: float, *, alone: bool = False) -> Volumes:

@@ -64,7 +64,7 @@ def test_a_sync_sends_all_rows_of_the_fullest_device_twice() -> None:
     intra, inter = 2 * held * 3 / 4, 2 * held * 1 / 2 / 4  # in the node first, then a quarter of it between the two
     assert (found.bytes_per_device, found.bytes_of_all) == (held, 8 * (2**28 + held))
     assert found.sent_bytes == intra + inter
-    assert found.once_ms == pytest.approx(LATENCY_MS + (intra / 100e9 + inter / 10e9) * 1e3)
+    assert found.once_ms == pytest.approx(LATENCY_MS + max(intra / 100e9, inter / 10e9) * 1e3)
     assert found.step_ms == found.once_ms / 10
 
 
@@ -86,7 +86,7 @@ def test_replicas_are_no_part_of_a_sync_and_are_reduced_over_all_devices_in_each
     assert sum_synced_bytes(one) == (2**28, 2**28)
     size = 2 * 4 * 64_000
     within = size / 2 / 100e9
-    over = size * 7 / 8 / 100e9 + size / 2 / 8 / 10e9
+    over = max(size * 7 / 8 / 100e9, size / 2 / 8 / 10e9)
     assert replicas_ms(one, SIXTEEN) == pytest.approx((over - within) * 1e3)
 
 

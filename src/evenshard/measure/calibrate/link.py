@@ -301,7 +301,11 @@ def write_link(link: Link, source: str, path: Path) -> None:
     content["source"] = link.source
     lines = yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True)
     for name in ("curves", "evidence"):
-        if records := [{key: _as_plain(value) for key, value in asdict(one).items()} for one in getattr(link, name)]:
+        records = [
+            {key: _as_plain(value) for key, value in asdict(one).items() if key != "us_per_device" or value}
+            for one in getattr(link, name)
+        ]
+        if records:
             lines += f"{name}:\n" + yaml.safe_dump(records, default_flow_style=None, sort_keys=False, width=200)
     write_text(path, lines)
 

@@ -48,6 +48,8 @@ USUAL_LINKS = {
     "nvlink_v100": "infiniband_hdr",
     "nvlink_v100_dgx1": "infiniband_hdr",
     "pcie3_host": "ethernet_25g",
+    "pcie4_host": "ethernet_25g",
+    "pcie5_host": "infiniband_ndr",
     "pcie4": "ethernet_25g",
     "pcie5": "infiniband_ndr",
 }
