@@ -25,8 +25,8 @@ def task_on(machine: Nodes, *data_types: str) -> ShardingTask:
     return ShardingTask((table,), machine, room, 65_536, communication=Communication.of(data_types))
 
 
-def links_of(machine: Nodes) -> Links:
-    return Links(LINKS[NVLINK], LINKS["infiniband_ndr"] if machine.num_domains > 1 else None)
+def links_of(machine: Nodes, intra: str = NVLINK) -> Links:
+    return Links(LINKS[intra], LINKS["infiniband_ndr"] if machine.num_domains > 1 else None)
 
 
 def lines_of(machine: Nodes, pipeline: str, name: str) -> list[ExchangeLine]:
@@ -63,10 +63,15 @@ def test_no_device_waits_and_exchanges_for_less(machine: Nodes, pipeline: str, n
 
 
 @pytest.mark.parametrize("machine", [*NODES[1:], Nodes(8, 4, 2), Nodes(8, 2, 2, inter="infiniband_ndr")])
-@pytest.mark.parametrize("pipeline", ["sparse_dist", LARGEST_SUM])
-def test_beside_sums_of_a_node_no_device_waits_and_exchanges_for_less(machine: Nodes, pipeline: str) -> None:
-    """Tables that are sent are elsewhere than rows of a node, or beside them."""
-    task, links, rng = task_on(machine), links_of(machine), np.random.default_rng(0)
+@pytest.mark.parametrize(
+    ("pipeline", "intra"),
+    [("sparse_dist", NVLINK), (LARGEST_SUM, NVLINK), ("sparse_dist", "ethernet_25g"), ("sparse_dist", "pcie4_host")],
+)
+def test_beside_sums_of_a_node_no_device_waits_and_exchanges_for_less(
+    machine: Nodes, pipeline: str, intra: str
+) -> None:
+    """Tables that are sent are elsewhere than rows of a node, or beside them; the slower tier may be the one inside."""
+    task, links, rng = task_on(machine), links_of(machine, intra), np.random.default_rng(0)
     lines_X = exchange_lines(task, links, pipeline, beside_nodes=machine.nodes_per_domain > 1)
     for _ in range(120):
         volumes = Volumes.empty(8)

@@ -61,7 +61,7 @@ def tiny_costs(rng: np.random.Generator) -> PartCosts:
     task = ShardingTask(tables, machine, (2**36,) * machine.num_devices, batch, limits=limits, pipeline=pipeline)
     kind = build_device_kind(gpu_profile(str(rng.choice(PROFILES))), Nodes(1, 1))
     inter = LINKS["infiniband_ndr"] if machine.num_domains > 1 else None
-    links = Links(LINKS[str(rng.choice(["nvlink_h200", "ethernet_25g", "pcie3_host"]))], inter)
+    links = Links(LINKS[str(rng.choice(["nvlink_h200", "ethernet_25g", "pcie3_host", "pcie4_host"]))], inter)
     rule = LARGEST_SUM if rng.random() < 0.2 else None
     return PartCosts(task, [kind], [0] * machine.num_devices, links, rule)
 

@@ -12,13 +12,13 @@ Common times follow the curves of links, with a line for each of several ranges 
 - A single link between all devices carries the bytes that a device sends or that all others send, whichever is more.
 - If the output dist is alone between two barriers, all devices wait for the longest, and some device has at least
   the mean volume. Reductions within a node are equal on all of its devices. But if a domain has several nodes, that
-  device may have no reduction; the mean over devices of a linear bound is used instead.
-- Without reductions within nodes, output dist and backward all-to-all together are common if links between domains
-  limit both, and a longer output dist costs at least the time that a device of another domain may save backward.
-  Suppose a domain has a volume d above the mean. Each of its devices then receives less from other domains, which saves
-  at most ``far * d``, where far is the time per byte between domains. But one device sends more forward, which costs
-  ``far_forward * (domains - 1) * d``. If d is below 0, a device of another domain sends at least ``far_forward * -d``
-  more.
+  device may have no reduction; the mean over devices of a linear bound is used instead. It is also used if links
+  between domains do not limit all-to-alls.
+- Without reductions within nodes, output dist and backward all-to-all together are common if a longer output dist
+  costs at least the time that a device of another domain may save backward. Suppose a domain has a volume d above the
+  mean. Each of its devices then receives less from other domains, which saves at most ``far * d``, where far is the
+  time per byte between domains. But one device sends more forward, which costs ``far_forward * (domains - 1) * d``. If
+  d is below 0, a device of another domain sends at least ``far_forward * -d`` more.
 
 A line through 0 in a device's own volume bounds its other communication times.
 
@@ -45,6 +45,7 @@ from evenshard.price.device_model import (
     sort_passes,
 )
 from evenshard.price.kernel_calls import Columns, DevicePrice, alone_ms
+from evenshard.price.link_model import Link
 from evenshard.price.simulated_price import (
     GRADIENT_WAITS,
     HOTTEST,
@@ -256,10 +257,11 @@ def exchange_lines(
 def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside_nodes: bool) -> list[ExchangeLine]:
     even, alone = _volumes(task, name, 1.0), _volumes(task, name, 1.0, alone=True)
     is_alike, waits = task.machine.num_domains == 1 or name in SUMMED_BY_ALL, pipeline != LARGEST_SUM
+    by_mean = beside_nodes or (task.machine.num_domains > 1 and not _is_limited_between_domains(task, links))
     counts_3 = np.array([not hides_inputs(pipeline), True, True])
-    by_curve_3 = np.array([is_alike, is_alike or (waits and not beside_nodes), is_alike]) & (name != OF_A_NODE)
-    is_made_up = name == SENT and not beside_nodes and _forward_outweighs_backward(task, links, pipeline)
-    by_floor_3 = ~by_curve_3 & np.array([False, waits and beside_nodes, is_made_up])
+    by_curve_3 = np.array([is_alike, is_alike or (waits and not by_mean), is_alike]) & (name != OF_A_NODE)
+    is_made_up = name == SENT and waits and not by_mean and _forward_outweighs_backward(task, links)
+    by_floor_3 = ~by_curve_3 & np.array([False, waits and by_mean, is_made_up])
     own, of_alone, floor = (
         float(exchanges_ms_3(task, volumes, links.floor) @ (counts_3 & phases_3))
         for volumes, phases_3 in (
@@ -292,16 +294,20 @@ def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> lis
     return lines
 
 
-def _forward_outweighs_backward(task: ShardingTask, links: Links, pipeline: str) -> bool:
+def _is_limited_between_domains(task: ShardingTask, links: Links) -> bool:
+    """Return True if links between domains limit an even all-to-all of any size."""
+    free = replace(links, intra=Link(links.intra.latency_us, "", forward_share=links.intra.forward_share))
+    points = find_slope_changes(task, _volumes(task, SENT, 1.0), links) or [1.0]
+    volumes = [_volumes(task, SENT, point) for point in (*points, 2 * points[-1])]
+    return all(np.array_equal(*(exchanges_ms_3(task, one, of)[1:] for of in (links, free))) for one in volumes)
+
+
+def _forward_outweighs_backward(task: ShardingTask, links: Links) -> bool:
     """Return True if a longer output dist takes at least the time that it saves in the backward all-to-all."""
-    machine, inter = task.machine, links.inter
-    if pipeline == LARGEST_SUM or inter is None or any(len(one.kb) > 1 for one in inter.curves):
+    if links.inter is None or any(len(one.kb) > 1 for one in links.inter.curves):
         return False
-    even, floors = _volumes(task, SENT, 1.0), links.floor
-    free = replace(floors.intra, bandwidth_gb_s=np.inf, slowest_gb_s=np.inf, shared_gb_s=np.inf, curves=())
-    all_3, far_3 = exchanges_ms_3(task, even, floors), exchanges_ms_3(task, even, replace(floors, intra=free))
-    far_forward, far = far_3[1:].tolist()
-    return bool(np.array_equal(all_3[1:], far_3[1:]) and far <= far_forward * (machine.num_domains - 1))
+    far_forward, far = exchanges_ms_3(task, _volumes(task, SENT, 1.0), links.floor)[1:].tolist()
+    return bool(far <= far_forward * (task.machine.num_domains - 1))
 
 
 def _volumes(task: ShardingTask, name: str, volume: float, *, alone: bool = False) -> Volumes:
