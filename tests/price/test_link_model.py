@@ -56,6 +56,10 @@ def test_between_numbers_of_devices_times_are_interpolated() -> None:
     assert curve_at([BENT, eight], ALL_TO_ALL, 3).latency_ms < 0.015  # type: ignore[union-attr]
     assert curve_at([BENT, eight], ALL_TO_ALL, 72) is eight and curve_at([eight], ALL_TO_ALL, 2) is eight
     assert curve_at([BENT], ALL_GATHER, 2) is None
+    of_nodes = replace(BENT, num_devices=16, us=(160.0, 170.0), us_per_device=5.0)
+    for num_devices, us in ((16, 160), (64, 400), (4, 100)):  # 5 us for each of the other devices
+        found = curve_at([of_nodes], ALL_TO_ALL, num_devices)
+        assert found is not None and found.latency_ms == us / 1e3 and found.bytes_ms(1e12) == of_nodes.bytes_ms(1e12)
 
 
 def test_an_uneven_exchange_counts_as_an_even_one_that_takes_as_long() -> None:
@@ -128,6 +132,7 @@ def test_a_file_with_an_impossible_curve_is_refused(tmp_path: Path) -> None:
         ("[0, 40]", "[0]", "have as many values as us"),
         ("[10, 30]", "[10, 3]", "us must not decrease"),
         ("gb_s: 100}", "gb_s: 0}", "gb_s must be above 0"),
+        ("gb_s: 100}", "gb_s: 100, us_per_device: 6}", "us_per_device must be between 0 and"),
     ):
         path.write_text(FILE.replace(old, new))
         with pytest.raises(BadFile, match=why.replace("[", r"\[")):
