@@ -24,7 +24,15 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PricedParts, interval_ms, model_lineage
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import place_request
-from evenshard.planner.pricing import find_model_source, link_error, model_of, part_costs, price_parts, reprice_answer
+from evenshard.planner.pricing import (
+    device_error,
+    find_model_source,
+    link_error,
+    model_of,
+    part_costs,
+    price_parts,
+    reprice_answer,
+)
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
@@ -131,7 +139,7 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
     costs = part_costs(shown, model)
     prediction = costs.predict(fused or place_request(request, model).parts)
     answered, _ = price_parts(shown, model, costs, prediction)
-    errors = model.device_error, link_error(request, model)
+    errors = device_error(shown, model, answered), link_error(request, model)
     comparison = _compare(source, observation, shown, answered, model.source, errors, notes if known else None)
     return _TrainingPlacement(request, parts or prediction.parts, known, comparison)
 

@@ -30,7 +30,7 @@ from evenshard.planner.intervals import predict_saving
 from evenshard.planner.knobs import Knobs, Search, groups, place_knob
 from evenshard.planner.optimizers import TableOptimizers, note_replicas
 from evenshard.planner.output_order import place_in_order
-from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
+from evenshard.planner.pricing import PartsMeasurer, device_error, link_error, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest, list_unit_warnings, sharding_types_of
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import PlacementCost
@@ -165,7 +165,7 @@ def place_request(request: PlacementRequest, model: Model, config: PlaceConfig |
         lineage=_lineage(model, config),
         link=model.link,
         notes=tuple(filter(None, notes)),
-        device_error=model.device_error,
+        device_error=device_error(request, model, answered),
         link_error=link_error(request, model),
     )
     if config.near is None or found.near is None:
