@@ -204,9 +204,9 @@ def format_inventory() -> str:
             "",
             *textwrap.wrap(
                 "factor: 90 % of measured times are within this factor of the predicted time; without measurements, it "
-                "is assumed. Intervals use the device's factor for kernels (the first line with the optimizer and lookups of the "
-                "request) and the link's factor for communication. "
-                "Held-out measurements were not used in the fit. GB/s: NCCL's bus bandwidth of an even all-to-all on "
+                "is assumed. Intervals use the device's factor for kernels, from the first line with the request's "
+                "optimizer and lookups, and the link's factor for communication. Held-out measurements were not used "
+                "in the fit. GB/s: NCCL's bus bandwidth of an even all-to-all on "
                 f"{GPUS_OF_A_NODE} GPUs, or as many as the link connects; for links between nodes (inter), the "
                 "bandwidth per GPU between nodes. Links also have aliases, such as h100_nvlink and ib_400g.",
                 _width(),
