@@ -43,7 +43,8 @@ EXACT = DeviceError(0.0, 10**6)
 # Bands of the share of work that two plans have in common.
 BANDS = ((0.0, 0.3), (0.3, 0.6), (0.6, 0.9), (0.9, 1.01))
 # Calls of random tables (``gpu_kernels``); those of the second H100 were not fitted. Bands of lookups.
-CALLS, LOOKUPS = ("h100", "h100_second", "h200"), ((0.0, 1e5), (1e5, 8e6), (8e6, 1e10))
+CALLS = ("h100", "h100_second", "h200")
+LOOKUPS = {"below 0.1 M": (0.0, 1e5), "0.1 to 8 M": (1e5, 8e6), "from 8 M": (8e6, np.inf), "all": (0.0, np.inf)}
 # Plans are compared if their predicted times differ by less than this factor.
 ALIKE = 1.5
 KINDS: dict[str, Callable[[Load], bool]] = {
@@ -232,13 +233,13 @@ def inside_by_calls(results: Sequence[Result]) -> Iterator[str]:
     for one in timed_calls(results):
         factors_N = np.array([one.profile.error_of(one.optimizer, lookups).factor for lookups in one.lookups_N])
         ratios_N = one.predicted_N / one.timed_N
-        for low, high in (*LOOKUPS, (0.0, np.inf)):
+        for band, (low, high) in LOOKUPS.items():
             some_N = (one.lookups_N >= low) & (one.lookups_N < high)
             if some_N.any():
                 inside = np.mean(np.abs(np.log(ratios_N[some_N])) <= np.log(factors_N[some_N]))
                 stated = " to ".join(dict.fromkeys(f"{end:.2f}" for end in np.quantile(factors_N[some_N], (0, 1))))
                 yield (
-                    f"| {one.name} | {one.optimizer} | {low:,.0f} to {high:,.0f} | {some_N.sum()} | "
+                    f"| {one.name} | {one.optimizer} | {band} | {some_N.sum()} | "
                     f"{np.median(ratios_N[some_N]):.2f} | {stated} | {100 * inside:.0f} % |"
                 )
 

@@ -173,8 +173,8 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
 def device_error(request: PlacementRequest, model: Model, found: PredictedParts | PricedParts) -> DeviceError | None:
     """Return the largest error of the machine's kinds of devices, for the slowest device of these predicted parts.
 
-    The error depends on the optimizers of the request's tables and on the lookups of this device; None for real
-    hardware.
+    The error depends on the optimizers of the request's tables and on the lookups of this device. It is assumed if the
+    device has tables outside of its memory, which were not held out of any fit. None for real hardware.
     """
     task, slowest = request.task(), slowest_device(found.devices)
     held = list_held_parts(task, parts_by_table(task, found.parts))
@@ -183,7 +183,11 @@ def device_error(request: PlacementRequest, model: Model, found: PredictedParts 
     optimizers = {request.optimizer_of(table.name): None for table in request.tables}
     kinds = {name: None for name in hardware_of_devices(request)}
     models = [model if name == request.hardware else model_of(None, name) for name in kinds]
-    return widest(*(one.device_error(optimizer, lookups) for one in models for optimizer in optimizers))
+    error = widest(*(one.device_error(optimizer, lookups) for one in models for optimizer in optimizers))
+    on_device = (part.storage.is_on_device for part in found.parts if slowest in part.devices)
+    if error is None or model.trained_on is not None or all(on_device):
+        return error
+    return error.assumed("with tables outside of device memory")
 
 
 def part_costs(request: PlacementRequest, model: Model) -> PartCosts:

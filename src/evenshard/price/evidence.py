@@ -111,7 +111,11 @@ class DeviceError:
             found, sizes = [nearest] if nearest.lookups_factor(lookups) <= LOOKUPS_SLACK else [], (lookups,)
         worst = max((errors[one] for one in found or errors), key=lambda error: error.percent)
         calls = _describe_calls((optimizer,) if optimizer else (), sizes)
-        return worst if found else DeviceError(max(EXTRAPOLATED_PERCENT, worst.percent), 0, calls)
+        return worst if found else worst.assumed(calls)
+
+    def assumed(self, calls: str) -> DeviceError:
+        """Return the error that is assumed for calls that were not measured: at least this one."""
+        return DeviceError(max(EXTRAPOLATED_PERCENT, self.percent), 0, calls)
 
     @property
     def is_confirmed(self) -> bool:
@@ -153,7 +157,7 @@ class DeviceError:
         if self.is_confirmed:
             return f"{self.points:,} held-out measurements, constants partly from another profile"
         if self.calls and not self.points:
-            return f"no measurements {self.calls}"
+            return f"no held-out measurements {self.calls}"
         return f"unverified: only {self.points} held-out measurements" if self.points else "unverified"
 
 
