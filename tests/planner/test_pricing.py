@@ -128,7 +128,7 @@ def test_an_answer_states_the_error_for_its_optimizers_and_the_lookups_of_its_sl
         asked = PlacementRequest(
             (NEAR, other), (10**9, 10**9), batch_size, hardware=model.hardware, optimizer=optimizer
         )
-        return place_request(replace(asked, **more), model, PlaceConfig(LITTLE))
+        return place_request(replace(asked, **own), model, PlaceConfig(LITTLE))
 
     of_sgd, of_adam = "with sgd and 900 to 70,000 lookups", "with adam and 900 to 70,000 lookups"
     sgd, adam = answer("sgd"), answer("adam")

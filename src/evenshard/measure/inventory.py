@@ -253,20 +253,15 @@ _LIST_HEADS = ("factor", "fitted", "held out", "measurements")
 
 def _list_rows(head: Sequence[str], entry: HardwareEntry) -> Iterator[tuple[str, ...]]:
     errors = errors_by_evidence(entry.evidence, bool(entry.extrapolated_from))
-    cells = tuple(head)
+    cells = (*head, f"{entry.error.factor:.3g}")
     for evidence in entry.evidence:
-        error = errors.get(evidence) or (entry.error if any(cells) else None)
-        yield (
-            *cells,
-            "" if error is None else f"{error.factor:.3g}",
-            *_evidence_cells(evidence)[:2],
-            _points(evidence),
-        )
+        if evidence in errors:
+            cells = (*cells[:-1], f"{errors[evidence].factor:.3g}")
+        yield (*cells, *_evidence_cells(evidence)[:2], _points(evidence))
         cells = ("",) * len(cells)
     if not entry.error.is_measured:
         of_other = f"extrapolated from {entry.extrapolated_from}: " if entry.extrapolated_from else ""
-        factor = f"{entry.error.factor:.3g}" * any(cells)
-        yield (*cells, factor, "", "", f"{of_other}{entry.error.basis}")
+        yield (*cells, "", "", f"{of_other}{entry.error.basis}")
 
 
 def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from collections.abc import Collection, Sequence
 
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import DifferenceInterval, PricedParts, model_interval_ms, slowest_device
-from evenshard.planner.pricing import device_error, link_error, price_parts
+from evenshard.planner.pricing import errors_of, price_parts
 from evenshard.planner.request import PlacementRequest
-from evenshard.price.evidence import DeviceError, widest
+from evenshard.price.evidence import DeviceError
 from evenshard.price.step import PartCosts, step_shares_ms
 from evenshard.sharders.model import Model
 
@@ -75,8 +75,7 @@ def predict_saving(
 ) -> DifferenceInterval:
     """Return the step time that an answer saves relative to another placement of its tables, with its interval."""
     old, _ = price_parts(request, model, costs, costs.predict(parts))
-    error = widest(*(device_error(request, model, one) for one in (old, new)))
-    names, errors = [table.name for table in request.tables], (error, link_error(request, model))
+    names, errors = [table.name for table in request.tables], errors_of(request, model, old, new)
     return compute_difference_interval(old, new, (costs.pipeline,) * 2, names, errors)
 
 

@@ -190,6 +190,13 @@ def device_error(request: PlacementRequest, model: Model, found: PredictedParts 
     return error.assumed("with tables outside of device memory")
 
 
+def errors_of(
+    request: PlacementRequest, model: Model, *found: PredictedParts | PricedParts
+) -> tuple[DeviceError | None, DeviceError | None]:
+    """Return the largest errors of kernels and of communication for predicted placements of a request."""
+    return widest(*(device_error(request, model, one) for one in found)), link_error(request, model)
+
+
 def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
     """Return a predictor of placements; the device model predicts devices of other hardware than the model's."""
     names = hardware_of_devices(request)

@@ -44,10 +44,6 @@ class Evidence:
         """Describe the measured calls, such as "with sgd or adam and 100 to 8,000 lookups"; empty for any."""
         return _describe_calls(self.optimizers, self.lookups or ())
 
-    def has_optimizer(self, optimizer: str | None) -> bool:
-        """Return True if calls with this optimizer were measured, or any if it is None."""
-        return not self.optimizers or optimizer in (None, *self.optimizers)
-
     def lookups_factor(self, lookups: float) -> float:
         """Return the factor by which a number of lookups exceeds the measured range; 1 inside."""
         least, most = self.lookups or (1.0, math.inf)
@@ -105,10 +101,11 @@ class DeviceError:
         errors = errors_by_evidence(evidence, is_extrapolated)
         if not errors:
             return DeviceError(points=next((one.held_out for one in evidence if one.held_out), 0))
-        found, sizes = [one for one in errors if one.has_optimizer(optimizer)], tuple[float, ...]()
-        if found and lookups is not None:
-            nearest = min(found, key=lambda one: one.lookups_factor(lookups))
-            found, sizes = [nearest] if nearest.lookups_factor(lookups) <= LOOKUPS_SLACK else [], (lookups,)
+        found = [one for one in errors if optimizer is None or optimizer in (one.optimizers or (optimizer,))]
+        sizes = () if lookups is None or not found else (lookups,)
+        for size in sizes:
+            nearest = min(found, key=lambda one: one.lookups_factor(size))
+            found = [nearest] if nearest.lookups_factor(size) <= LOOKUPS_SLACK else []
         worst = max((errors[one] for one in found or errors), key=lambda error: error.percent)
         calls = _describe_calls((optimizer,) if optimizer else (), sizes)
         return worst if found else worst.assumed(calls)
