@@ -38,14 +38,7 @@ from evenshard.planner.difference import (
 )
 from evenshard.planner.intervals import compute_difference_interval
 from evenshard.planner.output_order import order_changes, output_orders
-from evenshard.planner.pricing import (
-    device_error,
-    errors_of,
-    hardware_of_devices,
-    part_costs,
-    price_parts,
-    reprice_answer,
-)
+from evenshard.planner.pricing import errors_of, hardware_of_devices, part_costs, price_parts, reprice_answer
 from evenshard.planner.rules import Rules
 from evenshard.price.evidence import device_text, widest
 from evenshard.search.lower_bound import lower_bound_ms
@@ -253,14 +246,13 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
             check_sharding(costs.task, old.parts)
         except InfeasibleTask as error:
             notes.append(f"the old placement is no longer legal: {error}")
-    kernels, links = errors_of(new.request, model, after)
-    errors = widest(kernels, device_error(of_old, model, before)), links
+    kernels, links = map(widest, errors_of(of_old, model, before), errors_of(new.request, model, after))
     hardware = ", ".join((model.hardware, *hardware_of_devices(new.request)))
     alike = [table.name for table in new.request.tables]
-    saves = compute_difference_interval(before, after, (costs.pipeline,) * 2, alike, errors)
+    saves = compute_difference_interval(before, after, (costs.pipeline,) * 2, alike, (kernels, links))
     steps = before.predicted_ms, after.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
     times = StepTimes(model.source, *steps, bound_ms)
-    return times, (*notes, *_note_device_error(device_text(hardware, *errors)))
+    return times, (*notes, *_note_device_error(device_text(hardware, kernels, links)))
 
 
 def _list_equal_tables(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
