@@ -124,26 +124,23 @@ def test_an_answer_states_the_error_for_its_optimizers_and_the_lookups_of_its_sl
     path.write_text(yaml.safe_dump(content))
     model, other = DeviceModel(f"simulated:{path}"), replace(NEAR, name="other", pooling_factor=90.0)
 
-    def answer(optimizer: str, batch_size: int = 500, **own: Any) -> PlacementAnswer:
-        asked = PlacementRequest(
-            (NEAR, other), (10**9, 10**9), batch_size, hardware=model.hardware, optimizer=optimizer
-        )
-        return place_request(replace(asked, **own), model, PlaceConfig(LITTLE))
+    def answer(**own: Any) -> PlacementAnswer:
+        asked = {"tables": (NEAR, other), "batch_size": 500, "hardware": model.hardware, **own}
+        return place_request(request(**asked), model, PlaceConfig(LITTLE))
 
     of_sgd, of_adam = "with sgd and 900 to 70,000 lookups", "with adam and 900 to 70,000 lookups"
-    sgd, adam = answer("sgd"), answer("adam")
+    sgd, adam, lamb = (answer(optimizer=optimizer) for optimizer in ("sgd", "adam", "lamb"))
     assert sgd.device_error == DeviceError(10.0, 20, of_sgd) and adam.device_error == DeviceError(20.0, 20, of_adam)
-    assert answer("sgd", table_optimizers={"near": "adam"}).device_error == adam.device_error
+    assert answer(table_optimizers={"near": "adam"}).device_error == adam.device_error
     for one, of, factor in ((sgd, of_sgd, "1.11"), (adam, of_adam, "1.22")):
         assert f": 90 % of kernel times {of} within a factor of {factor} (20 held-out" in device_error_text(one)
-    assert answer("lamb").device_error == DeviceError(EXTRAPOLATED_PERCENT, 0, "with lamb")
+    assert lamb.device_error == DeviceError(EXTRAPOLATED_PERCENT, 0, "with lamb")
     whole = [whole_part(NEAR, (0,)), whole_part(other, (1,))]
-    large = answer("adam", 5000).request
+    large = replace(adam.request, batch_size=5000)
     priced = part_costs(large, model).predict(whole)  # 5,000 x 90 lookups on the slower device
     assert device_error(large, model, priced) == DeviceError(45.0, 0, "with adam and 450,000 lookups")
-    offloaded = replace(priced, parts=tuple(replace(part, storage=Storage(FUSED_UVM)) for part in whole))
-    far = DeviceError(45.0, 0, "with tables outside of device memory")
-    assert device_error(replace(large, batch_size=500), model, offloaded) == far
+    far = replace(priced, parts=tuple(replace(part, storage=Storage(FUSED_UVM)) for part in whole))
+    assert device_error(adam.request, model, far) == DeviceError(45.0, 0, "with tables outside of device memory")
 
 
 # Outside of what a model has seen -------------------------------------------------------------------------------------

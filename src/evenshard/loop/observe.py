@@ -28,7 +28,7 @@ from evenshard.planner.pricing import errors_of, find_model_source, model_of, pa
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
-from evenshard.price.evidence import DeviceError, device_text
+from evenshard.price.evidence import Errors, device_text
 from evenshard.price.hardware import HardwareName, profile_of_gpu
 from evenshard.price.step import PredictedDevice, collect_phases
 from evenshard.price.step_time import device_ms, step_ms
@@ -142,7 +142,7 @@ def _compare(
     request: PlacementRequest,
     priced: PricedParts,
     predicted_by: str,
-    errors: tuple[DeviceError | None, DeviceError | None],
+    errors: Errors,
     notes: Sequence[str] | None,
 ) -> ObservedAndPredicted:
     """Compare observed and predicted times; ``notes`` is None if the tables of each rank are unknown."""

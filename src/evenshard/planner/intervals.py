@@ -16,7 +16,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import DifferenceInterval, PricedParts, model_interval_ms, slowest_device
 from evenshard.planner.pricing import errors_of, price_parts
 from evenshard.planner.request import PlacementRequest
-from evenshard.price.evidence import DeviceError
+from evenshard.price.evidence import Errors
 from evenshard.price.step import PartCosts, step_shares_ms
 from evenshard.sharders.model import Model
 
@@ -34,15 +34,14 @@ def compute_difference_interval(
     new: PricedParts,
     pipelines: tuple[str, str],
     tables: Collection[str],
-    errors: tuple[DeviceError | None, DeviceError | None],
+    errors: Errors,
 ) -> DifferenceInterval:
     """Return the step time that the new placement saves, with its 90 % interval.
 
     Args:
         pipelines: training pipeline of each placement, which decides how its phases overlap.
         tables: names of the tables that have the same lookups in both placements.
-        errors: errors of the device and of its links; the first is None for real hardware, the second if communication
-            has the same error as kernels.
+        errors: errors of the device and of its links.
     """
     if set(old.parts) == set(new.parts) and model_interval_ms(old) == model_interval_ms(new):
         return DifferenceInterval(0.0, 0.0, 0.0)

@@ -24,7 +24,7 @@ from evenshard.planner.memory import known_profile
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.collectives import Links
 from evenshard.price.costs import PlacementCost
-from evenshard.price.evidence import DeviceError, widest
+from evenshard.price.evidence import DeviceError, Errors, widest
 from evenshard.price.hardware import HardwareName
 from evenshard.price.kernel_calls import EVERY_DEVICE, list_held_parts
 from evenshard.price.link import LINKS, link
@@ -171,17 +171,16 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
 
 
 def device_error(request: PlacementRequest, model: Model, found: PredictedParts | PricedParts) -> DeviceError | None:
-    """Return the largest error of the machine's kinds of devices, for the slowest device of these predicted parts.
+    """Return the largest error of the machine's hardware for the request's optimizers and the slowest device's lookups.
 
-    The error depends on the optimizers of the request's tables and on the lookups of this device. It is assumed if the
-    device has tables outside of its memory, which were not held out of any fit. None for real hardware.
+    It is assumed if this device has tables outside of its memory: no such times were held out. None for real hardware.
     """
     task, slowest = request.task(), slowest_device(found.devices)
     held = list_held_parts(task, parts_by_table(task, found.parts))
     calls = [one for part in held if part.device in (slowest, EVERY_DEVICE) for one in part.lookups]
     lookups = sum(one.table.pooling_factor * one.bags for one in calls)
-    optimizers = {request.optimizer_of(table.name): None for table in request.tables}
-    kinds = {name: None for name in hardware_of_devices(request)}
+    optimizers = dict.fromkeys(request.optimizer_of(table.name) for table in request.tables)
+    kinds = dict.fromkeys(hardware_of_devices(request))
     models = [model if name == request.hardware else model_of(None, name) for name in kinds]
     error = widest(*(one.device_error(optimizer, lookups) for one in models for optimizer in optimizers))
     on_device = (part.storage.is_on_device for part in found.parts if slowest in part.devices)
@@ -190,9 +189,7 @@ def device_error(request: PlacementRequest, model: Model, found: PredictedParts 
     return error.assumed("with tables outside of device memory")
 
 
-def errors_of(
-    request: PlacementRequest, model: Model, *found: PredictedParts | PricedParts
-) -> tuple[DeviceError | None, DeviceError | None]:
+def errors_of(request: PlacementRequest, model: Model, *found: PredictedParts | PricedParts) -> Errors:
     """Return the largest errors of kernels and of communication for predicted placements of a request."""
     return widest(*(device_error(request, model, one) for one in found)), link_error(request, model)
 

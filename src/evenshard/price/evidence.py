@@ -158,6 +158,10 @@ class DeviceError:
         return f"unverified: only {self.points} held-out measurements" if self.points else "unverified"
 
 
+# Errors of kernels, None for real hardware, and of communication, None if it has the same error or there is none.
+Errors = tuple[DeviceError | None, DeviceError | None]
+
+
 def errors_by_evidence(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> dict[Evidence, DeviceError]:
     """Return the error of each evidence that intervals use; see ``DeviceError.of``. Evidence for all calls is last."""
     least = EXTRAPOLATED_PERCENT if is_extrapolated else 0.0
