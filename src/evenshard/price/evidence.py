@@ -34,7 +34,7 @@ class Evidence:
     source: str  # who measured or published them
     fitted: int  # number of measurements that the fit used
     held_out: int  # number of other measurements
-    median_error_percent: float | None = None  # percentiles of the error on the held-out measurements
+    median_error_percent: float | None = None  # percentiles of the error of log time on the held-out measurements
     p90_error_percent: float | None = None
     optimizers: tuple[str, ...] = ()  # optimizers of the measured calls; empty for any
     lookups: tuple[float, float] | None = None  # least and most lookups of a measured call; None for any
