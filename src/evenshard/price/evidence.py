@@ -47,7 +47,7 @@ class Evidence:
     def lookups_factor(self, lookups: float) -> float:
         """Return the factor by which a number of lookups exceeds the measured range; 1 inside."""
         least, most = self.lookups or (1.0, math.inf)
-        return max(least / max(lookups, 1.0), lookups / most, 1.0)
+        return max(least / max(lookups, 1.0), lookups / max(most, 1.0), 1.0)
 
     def problem(self) -> str | None:
         """Return why the evidence is impossible; None if it is valid."""
@@ -69,8 +69,8 @@ class Evidence:
             return "median_error_percent is above p90_error_percent"
         if problem := next(filter(None, map(optimizer_problem, self.optimizers)), None):
             return problem
-        if self.lookups is not None and not 1 <= self.lookups[0] <= self.lookups[1] < math.inf:
-            return "lookups are not two ascending numbers from 1"
+        if self.lookups is not None and not 0 <= self.lookups[0] <= self.lookups[1] < math.inf:
+            return "lookups are not two ascending numbers from 0"
         return None
 
 
