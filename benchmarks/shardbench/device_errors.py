@@ -26,7 +26,7 @@ from benchmarks.shardbench.cases import Cell
 from benchmarks.shardbench.loads import Load, key_of, loads_of, write_loads
 from benchmarks.shardbench.page import by_cell
 from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
-from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
+from benchmarks.shardbench.timed import KERNEL_TIMES, PLANS, kernel_times_of
 from evenshard.base.errors import BadInput
 from evenshard.planner.answer import interval_ms
 from evenshard.planner.intervals import compute_difference_interval, measure_common_work
@@ -37,7 +37,6 @@ from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.reuse import FloatArray
 
-PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
 # Communication is simulated on both sides, so it has no error.
 EXACT = DeviceError(0.0, 10**6)
 # Bands of the share of work that two plans have in common.
