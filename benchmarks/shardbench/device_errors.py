@@ -21,23 +21,29 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
+from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, calls_of, halves, read_lines, times_us
 from benchmarks.shardbench.cases import Cell
 from benchmarks.shardbench.loads import Load, key_of, loads_of, write_loads
 from benchmarks.shardbench.page import by_cell
 from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
-from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
+from benchmarks.shardbench.timed import KERNEL_TIMES, PLANS, kernel_times_of
 from evenshard.base.errors import BadInput
 from evenshard.planner.answer import interval_ms
 from evenshard.planner.intervals import compute_difference_interval, measure_common_work
-from evenshard.planner.pricing import part_costs, price_parts
-from evenshard.price.evidence import DeviceError
+from evenshard.planner.pricing import device_error, part_costs, price_parts
+from evenshard.price.device_model import KERNELS
+from evenshard.price.evidence import DeviceError, widest
+from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.sharders.model import DeviceModel
+from evenshard.tables.reuse import FloatArray
 
-PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
 # Communication is simulated on both sides, so it has no error.
 EXACT = DeviceError(0.0, 10**6)
 # Bands of the share of work that two plans have in common.
 BANDS = ((0.0, 0.3), (0.3, 0.6), (0.6, 0.9), (0.9, 1.01))
+# Calls of random tables (``gpu_kernels``); those of the second H100 were not fitted. Bands of lookups.
+CALLS = ("h100", "h100_second", "h200")
+LOOKUPS = {"below 0.1 M": (0.0, 1e5), "0.1 to 8 M": (1e5, 8e6), "from 8 M": (8e6, np.inf), "all": (0.0, np.inf)}
 # Plans are compared if their predicted times differ by less than this factor.
 ALIKE = 1.5
 KINDS: dict[str, Callable[[Load], bool]] = {
@@ -147,6 +153,8 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
     Communication is the same on both sides, and counts as exact. Differences are those of plans of a cell whose
     predicted times differ by less than a factor of 1.5.
     """
+    yield from inside_by_calls(results)
+    yield ""
     inside_steps, pairs = [], list[PlanPair]()
     for cell, of_cell in by_cell(results).items():
         model, request = DeviceModel(cell.machine.hardware), cell.machine.request(cell.tables)
@@ -155,14 +163,16 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
         for one in of_cell:
             if one.kernels_ms is not None:
                 found, _ = price_parts(request, model, costs, costs.predict(parts_of(one)))
-                low_ms, high_ms = interval_ms(found, model.device_error, EXACT, costs.pipeline)
+                error = device_error(request, model, found)
+                low_ms, high_ms = interval_ms(found, error, EXACT, costs.pipeline)
                 inside_steps.append(low_ms <= one.kernels_ms <= high_ms)
-                priced.append((found, one.kernels_ms))
-        for (old, old_ms), (new, new_ms) in combinations(priced, 2):
+                priced.append((found, one.kernels_ms, error))
+        for (old, old_ms, old_error), (new, new_ms, new_error) in combinations(priced, 2):
             if set(old.parts) == set(new.parts) or not 1 / ALIKE < old.predicted_ms / new.predicted_ms < ALIKE:
                 continue
             shared = measure_common_work(old, new, names)
-            saves = compute_difference_interval(old, new, (costs.pipeline,) * 2, names, (model.device_error, EXACT))
+            errors = widest(old_error, new_error), EXACT
+            saves = compute_difference_interval(old, new, (costs.pipeline,) * 2, names, errors)
             half_width = (saves.high_ms - saves.low_ms) / 2 / new.predicted_ms
             pairs.append(PlanPair(cell.gpu, shared, saves.low_ms <= old_ms - new_ms <= saves.high_ms, half_width))
     yield f"{100 * fmean(inside_steps):.0f} % of {len(inside_steps)} steps are inside."
@@ -178,6 +188,59 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
         if own:
             inside, width = fmean(pair.is_inside for pair in own), median(pair.half_width for pair in own)
             yield f"| {name} | {len(own):,} | {100 * inside:.0f} % | {100 * width:.1f} % |"
+
+
+class TimedCalls(NamedTuple):
+    """Calls or loads with one optimizer: lookups, predicted and timed times, [N] each."""
+
+    profile: GpuProfile
+    name: str
+    optimizer: str
+    lookups_N: FloatArray
+    predicted_N: FloatArray
+    timed_N: FloatArray
+
+
+def timed_calls(results: Sequence[Result]) -> Iterator[TimedCalls]:
+    """Yield the calls of ``gpu_kernels`` by optimizer, those of fitted GPUs held out, and the plans' loads by kind."""
+    for name in CALLS:
+        profile = gpu_profile(name.partition("_")[0])
+        for calls in calls_of(profile, read_lines(KERNEL_TIMES / f"{name}.jsonl.gz"), OPTIMIZERS):
+            some = calls if "_" in name else halves(calls)[1]
+            times = times_us(profile, some, KERNELS)
+            assert len(times[0]) == len(some.shards), "a kernel of a call was not timed"
+            yield TimedCalls(profile, f"{name}, calls", calls.shards.optimizer, some.shards.work.lookups, *times)
+    loads = list(timed_loads(results))
+    for gpu in dict.fromkeys(one.cell.gpu for one in loads):
+        for kind, has in KINDS.items():
+            own = [one for one in loads if one.cell.gpu == gpu and has(one.load)]
+            if own:
+                request = own[0].cell.machine.request(own[0].cell.tables)
+                numbers = [(count_lookups(one.load), sum(one.predicted), sum(one.timed)) for one in own]
+                yield TimedCalls(gpu_profile(gpu), f"{gpu}, loads: {kind}", request.optimizer, *np.array(numbers).T)
+
+
+def count_lookups(load: Load) -> float:
+    """Return the lookups of a load."""
+    return sum(features * each * call.batch_size for call in load for _, features, each, _ in call.lookups)
+
+
+def inside_by_calls(results: Sequence[Result]) -> Iterator[str]:
+    """Yield Markdown: the share of timed calls and loads within the stated factor, by optimizer and lookups."""
+    yield "| timed | optimizer | lookups | number | predicted / timed | stated factor | inside |"
+    yield "|---|---|---|---:|---:|---:|---:|"
+    for one in timed_calls(results):
+        factors_N = np.array([one.profile.error_of(one.optimizer, lookups).factor for lookups in one.lookups_N])
+        ratios_N = one.predicted_N / one.timed_N
+        for band, (low, high) in LOOKUPS.items():
+            some_N = (one.lookups_N >= low) & (one.lookups_N < high)
+            if some_N.any():
+                inside = np.mean(np.abs(np.log(ratios_N[some_N])) <= np.log(factors_N[some_N]))
+                stated = " to ".join(dict.fromkeys(f"{end:.2f}" for end in np.quantile(factors_N[some_N], (0, 1))))
+                yield (
+                    f"| {one.name} | {one.optimizer} | {band} | {some_N.sum()} | "
+                    f"{np.median(ratios_N[some_N]):.2f} | {stated} | {100 * inside:.0f} % |"
+                )
 
 
 def _errors_row(name: str, loads: Sequence[TimedLoad]) -> str:

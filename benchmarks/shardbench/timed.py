@@ -28,6 +28,7 @@ US_PER_MS = 1e3
 OPERATORS = ("aten::", "fbgemm::", "autograd::", "cuda", "Optimizer", "Activity Buffer")
 NOT_BACKWARD = ("bounds_check_indices_kernel", "_forward_", "FillFunctor<signed char>")
 KERNEL_TIMES = Path(__file__).resolve().parents[2] / "data" / "kernels"
+PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"  # journal of the timed plans
 
 
 class KernelTimes:

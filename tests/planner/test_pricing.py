@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import evenshard
 from evenshard.base.errors import BadConfig
 from evenshard.placement.nodes import DeviceGroup, Nodes
-from evenshard.placement.parts import whole_part
+from evenshard.placement.parts import FUSED_UVM, Storage, whole_part
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import (
     compute_hot_rows_factors,
     compute_interval_factors,
+    device_error,
     link_error,
     links_of_request,
     model_of,
@@ -25,9 +29,11 @@ from evenshard.planner.pricing import (
     reprice_answer,
 )
 from evenshard.planner.request import PlacementRequest
-from evenshard.price.hardware import profile_names
+from evenshard.price.evidence import EXTRAPOLATED_PERCENT, DeviceError
+from evenshard.price.hardware import profile_names, profile_path
 from evenshard.price.link import link
 from evenshard.price.step import PredictedDevice
+from evenshard.report.step_facts import device_error_text
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.training_domain import MOST_FACTOR, TrainingDomain
@@ -104,6 +110,37 @@ def test_the_interval_has_the_errors_of_the_device_and_of_the_link() -> None:
     assert wide.device_error == narrow.device_error == device and wide.link_error == link("50gb_s").error
     assert narrow.low_ms < narrow.model_low_ms < narrow.model_high_ms < narrow.high_ms
     assert narrow.high_ms / narrow.predicted_ms < wide.high_ms / wide.predicted_ms
+
+
+def test_an_answer_states_the_error_for_its_optimizers_and_the_lookups_of_its_slowest_device(tmp_path: Path) -> None:
+    content = yaml.safe_load(profile_path("h100").read_text())
+    row = {"points": "calls", "source": "a test", "fitted": 0, "held_out": 20, "median_error_percent": 1.0}
+    least_most = {"lookups": [900, 70_000]}
+    content["evidence"] = [
+        {**row, "p90_error_percent": 10.0, "optimizers": ["sgd"], **least_most},
+        {**row, "p90_error_percent": 20.0, "optimizers": ["adam"], **least_most},
+    ]
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(content))
+    model, other = DeviceModel(f"simulated:{path}"), replace(NEAR, name="other", pooling_factor=90.0)
+
+    def answer(**own: Any) -> PlacementAnswer:
+        asked = {"tables": (NEAR, other), "batch_size": 500, "hardware": model.hardware, **own}
+        return place_request(request(**asked), model, PlaceConfig(LITTLE))
+
+    of_sgd, of_adam = "with sgd and 900 to 70,000 lookups", "with adam and 900 to 70,000 lookups"
+    sgd, adam, lamb = (answer(optimizer=optimizer) for optimizer in ("sgd", "adam", "lamb"))
+    assert sgd.device_error == DeviceError(10.0, 20, of_sgd) and adam.device_error == DeviceError(20.0, 20, of_adam)
+    assert answer(table_optimizers={"near": "adam"}).device_error == adam.device_error
+    for one, of, factor in ((sgd, of_sgd, "1.11"), (adam, of_adam, "1.22")):
+        assert f": 90 % of kernel times {of} within a factor of {factor} (20 held-out" in device_error_text(one)
+    assert lamb.device_error == DeviceError(EXTRAPOLATED_PERCENT, 0, "with lamb")
+    whole = [whole_part(NEAR, (0,)), whole_part(other, (1,))]
+    large = replace(adam.request, batch_size=5000)
+    priced = part_costs(large, model).predict(whole)  # 5,000 x 90 lookups on the slower device
+    assert device_error(large, model, priced) == DeviceError(45.0, 0, "with adam and 450,000 lookups")
+    far = replace(priced, parts=tuple(replace(part, storage=Storage(FUSED_UVM)) for part in whole))
+    assert device_error(adam.request, model, far) == DeviceError(45.0, 0, "with tables outside of device memory")
 
 
 # Outside of what a model has seen -------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ def test_what_is_impossible_is_named() -> None:
         ({"p90_error_percent": None}, "p90_error_percent is missing, but held_out is 2000"),
         ({"p90_error_percent": -3.0}, "p90_error_percent is -3.0, not a number from 0"),
         ({"median_error_percent": 15}, "median_error_percent is above p90_error_percent"),
+        ({"optimizers": ("sgd", "adm")}, "optimizer is 'adm', not one of sgd, "),
+        ({"lookups": (5.0, 3.0)}, "lookups are not two ascending numbers"),
     ]
     for change, words in wrong:
         assert str(replace(SHARDS, **change).problem()).startswith(words)
@@ -42,6 +44,31 @@ def test_the_first_evidence_with_enough_held_out_points_gives_the_error() -> Non
     assert DeviceError.of([SHARDS, KERNELS]) == DeviceError(14.2, 2000)
     assert DeviceError.of([KERNELS, SHARDS]) == DeviceError(40.0, 12)
     assert DeviceError.of([FITTED, FEW, KERNELS]) == DeviceError(40.0, 12)
+
+
+def test_the_first_evidence_for_the_optimizer_and_the_lookups_gives_the_error() -> None:
+    small = replace(SHARDS, optimizers=("sgd", "adam"), lookups=(100, 1e5), p90_error_percent=60.0)
+    large = replace(SHARDS, optimizers=("adam",), lookups=(2e5, 1e7), held_out=300)
+    of_adam, of_large = "with sgd or adam and 100 to 100,000 lookups", "with adam and 200,000 to 10,000,000 lookups"
+    rows = [replace(small, held_out=9), small, large]
+    for optimizer, lookups, expected in (
+        ("adam", 5e4, DeviceError(60.0, 2000, of_adam)),
+        ("adam", 1.3e5, DeviceError(60.0, 2000, of_adam)),  # in a gap, nearer to the small calls
+        ("adam", 1.8e5, DeviceError(14.2, 300, of_large)),
+        ("adam", 2e7, DeviceError(14.2, 300, of_large)),  # up to twice as many as were measured
+        ("adam", 2.1e7, DeviceError(60.0, 0, "with adam and 21,000,000 lookups")),
+        ("adam", 0.0, DeviceError(60.0, 0, "with adam and 0 lookups")),
+        ("lamb", 5e4, DeviceError(60.0, 0, "with lamb")),
+        ("adam", None, DeviceError(60.0, 2000, of_adam)),  # of any size: the largest
+        (None, None, DeviceError(60.0, 2000, of_adam)),
+    ):
+        assert DeviceError.of(rows, optimizer=optimizer, lookups=lookups) == expected, (optimizer, lookups)
+        assert DeviceError.of([KERNELS, *rows], optimizer=optimizer, lookups=lookups) == DeviceError(40.0, 12)
+    assert DeviceError.of([*rows, KERNELS], optimizer="lamb", lookups=5e4) == DeviceError(40.0, 12)
+    assert DeviceError.of([large], optimizer="lamb", lookups=1e6) == DeviceError(EXTRAPOLATED_PERCENT, 0, "with lamb")
+    of_lamb = str(DeviceError.of([large], optimizer="lamb"))
+    assert of_lamb == "assumed accurate to a factor of 1.57 (no held-out measurements with lamb)"
+    assert str(DeviceError(14.2, 300, of_large)).startswith(f"90 % of times {of_large} within a factor of 1.15 (300")
 
 
 def test_without_enough_held_out_points_the_error_is_wide() -> None:

@@ -93,7 +93,7 @@ def test_a_data_sheet_becomes_a_profile_that_places(capsys: pytest.CaptureFixtur
     assert main(["hardware", "add", "--spec", "gpu.yaml"]) == 0
     out = capsys.readouterr().out
     said = " ".join(out.split())
-    assert "extrapolated from h100, h200: 90 % of times within a factor of 2.65" in said
+    assert "extrapolated from h100, h200: 90 % of times with sgd or rowwise_adagrad or adagrad or adam within" in said
     assert "saved: gpu_profile.yaml (use it as hardware: simulated:gpu_profile.yaml)" in out
     found = find_hardware("gpu_profile.yaml")
     assert found.constants["l2_gb_s"].source == "measured: a microbenchmark"

@@ -24,11 +24,11 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PricedParts, interval_ms, model_lineage
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import place_request
-from evenshard.planner.pricing import find_model_source, link_error, model_of, part_costs, price_parts, reprice_answer
+from evenshard.planner.pricing import errors_of, find_model_source, model_of, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
-from evenshard.price.evidence import DeviceError, device_text
+from evenshard.price.evidence import Errors, device_text
 from evenshard.price.hardware import HardwareName, profile_of_gpu
 from evenshard.price.step import PredictedDevice, collect_phases
 from evenshard.price.step_time import device_ms, step_ms
@@ -131,7 +131,7 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
     costs = part_costs(shown, model)
     prediction = costs.predict(fused or place_request(request, model).parts)
     answered, _ = price_parts(shown, model, costs, prediction)
-    errors = model.device_error, link_error(request, model)
+    errors = errors_of(shown, model, answered)
     comparison = _compare(source, observation, shown, answered, model.source, errors, notes if known else None)
     return _TrainingPlacement(request, parts or prediction.parts, known, comparison)
 
@@ -142,7 +142,7 @@ def _compare(
     request: PlacementRequest,
     priced: PricedParts,
     predicted_by: str,
-    errors: tuple[DeviceError | None, DeviceError | None],
+    errors: Errors,
     notes: Sequence[str] | None,
 ) -> ObservedAndPredicted:
     """Compare observed and predicted times; ``notes`` is None if the tables of each rank are unknown."""

@@ -19,7 +19,7 @@ import numpy as np
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief, printable, text_table
 from evenshard.base.units import pct_text
-from evenshard.price.evidence import DeviceError, Evidence
+from evenshard.price.evidence import DeviceError, Evidence, errors_by_evidence
 from evenshard.price.gpu_profile import (
     GUESS,
     GpuProfile,
@@ -109,7 +109,7 @@ def find_hardware(name: str) -> HardwareEntry:
 def _device(name: str) -> HardwareEntry:
     profile, sources = gpu_profile(name), sources_of(profile_path(name))
     constants = _constants(profile, sources)
-    return HardwareEntry(name, profile.link, constants, profile.evidence, profile.error, profile.extrapolated_from)
+    return HardwareEntry(name, profile.link, constants, profile.evidence, profile.error_of(), profile.extrapolated_from)
 
 
 def _link(name: str) -> HardwareEntry:
@@ -204,8 +204,9 @@ def format_inventory() -> str:
             "",
             *textwrap.wrap(
                 "factor: 90 % of measured times are within this factor of the predicted time; without measurements, it "
-                "is assumed. Intervals use the device's factor for kernels and the link's factor for communication. "
-                "Held-out measurements were not used in the fit. GB/s: NCCL's bus bandwidth of an even all-to-all on "
+                "is assumed. Intervals use the device's factor for kernels, from the first line with the request's "
+                "optimizer and lookups, and the link's factor for communication. Held-out measurements were not used "
+                "in the fit. GB/s: NCCL's bus bandwidth of an even all-to-all on "
                 f"{GPUS_OF_A_NODE} GPUs, or as many as the link connects; for links between nodes (inter), the "
                 "bandwidth per GPU between nodes. Links also have aliases, such as h100_nvlink and ib_400g.",
                 _width(),
@@ -251,9 +252,12 @@ _LIST_HEADS = ("factor", "fitted", "held out", "measurements")
 
 
 def _list_rows(head: Sequence[str], entry: HardwareEntry) -> Iterator[tuple[str, ...]]:
+    errors = errors_by_evidence(entry.evidence, bool(entry.extrapolated_from))
     cells = (*head, f"{entry.error.factor:.3g}")
     for evidence in entry.evidence:
-        yield (*cells, f"{evidence.fitted:,}", f"{evidence.held_out:,}", printable(evidence.points))
+        if evidence in errors:
+            cells = (*cells[:-1], f"{errors[evidence].factor:.3g}")
+        yield (*cells, *_evidence_cells(evidence)[:2], _points(evidence))
         cells = ("",) * len(cells)
     if not entry.error.is_measured:
         of_other = f"extrapolated from {entry.extrapolated_from}: " if entry.extrapolated_from else ""
@@ -263,7 +267,11 @@ def _list_rows(head: Sequence[str], entry: HardwareEntry) -> Iterator[tuple[str,
 def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:
     errors = (evidence.median_error_percent, evidence.p90_error_percent)
     counts = (f"{evidence.fitted:,}", f"{evidence.held_out:,}")
-    return (*counts, *("-" if error is None else pct_text(error) for error in errors), printable(evidence.points))
+    return (*counts, *("-" if error is None else pct_text(error) for error in errors), _points(evidence))
+
+
+def _points(evidence: Evidence) -> str:
+    return printable(f"{evidence.points} ({evidence.calls})" if evidence.calls else evidence.points)
 
 
 def _curve_cells(curve: Curve) -> tuple[str, ...]:

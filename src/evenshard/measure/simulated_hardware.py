@@ -66,6 +66,7 @@ class SimulatedHardware:
         # Sigma of a log-normal distribution whose relative standard deviation is ``noise``.
         self._sigma = math.sqrt(math.log1p(config.noise**2))
         self._opened = time.perf_counter()
+        error = self.profile.error_of(self.optimizer)
         self.provenance = Provenance(
             hardware=config.hardware_name.provenance,
             driver="none",
@@ -73,8 +74,8 @@ class SimulatedHardware:
             link=link_name,
             seed=config.seed,
             repeats=config.repeats * config.visits,
-            device_error_percent=self.profile.error.percent,
-            device_error_points=self.profile.error.points,
+            device_error_percent=error.percent,
+            device_error_points=error.points,
             optimizer=self.optimizer,
         )
 

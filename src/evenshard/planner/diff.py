@@ -38,9 +38,9 @@ from evenshard.planner.difference import (
 )
 from evenshard.planner.intervals import compute_difference_interval
 from evenshard.planner.output_order import order_changes, output_orders
-from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
+from evenshard.planner.pricing import errors_of, hardware_of_devices, part_costs, price_parts, reprice_answer
 from evenshard.planner.rules import Rules
-from evenshard.price.evidence import device_text
+from evenshard.price.evidence import device_text, widest
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.space import SearchSpace
 from evenshard.sharders.model import Model
@@ -225,12 +225,13 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     if model is None:
         unlike = tuple(_list_unlike_inputs(old, new))
         alike = [] if unlike else _list_equal_tables(old, new)
-        errors = new.device_error, new.link_error
+        errors = widest(old.device_error, new.device_error), widest(old.link_error, new.link_error)
         pipelines = old.request.training_pipeline, new.request.training_pipeline
         saves = compute_difference_interval(old, new, pipelines, alike, errors)
         steps = old.predicted_ms, new.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
         times = StepTimes(OWN_FIGURES, *steps, new.lower_bound_ms)
-        return times, (*unlike, *_note_device_error(device_text(new.request.hardware, *errors)))
+        hardware = f"{old.request.hardware}, {new.request.hardware}"
+        return times, (*unlike, *_note_device_error(device_text(hardware, *errors)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
     # Memory, rules and links of the new machine do not apply to the old one.
@@ -245,12 +246,13 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
             check_sharding(costs.task, old.parts)
         except InfeasibleTask as error:
             notes.append(f"the old placement is no longer legal: {error}")
-    errors = model.device_error, link_error(new.request, model)
+    kernels, links = map(widest, errors_of(of_old, model, before), errors_of(new.request, model, after))
+    hardware = ", ".join((model.hardware, *hardware_of_devices(new.request)))
     alike = [table.name for table in new.request.tables]
-    saves = compute_difference_interval(before, after, (costs.pipeline,) * 2, alike, errors)
+    saves = compute_difference_interval(before, after, (costs.pipeline,) * 2, alike, (kernels, links))
     steps = before.predicted_ms, after.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
     times = StepTimes(model.source, *steps, bound_ms)
-    return times, (*notes, *_note_device_error(device_text(model.hardware, *errors)))
+    return times, (*notes, *_note_device_error(device_text(hardware, kernels, links)))
 
 
 def _list_equal_tables(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
@@ -260,7 +262,7 @@ def _list_equal_tables(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
 
 def _note_device_error(device: str) -> Iterator[str]:
     if device:  # both times have this error, so it does not change the difference in per cent
-        yield f"{device}, the same for both placements"
+        yield f"{device}, for both placements"
 
 
 def _list_load_changes(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:

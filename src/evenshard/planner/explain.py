@@ -24,6 +24,7 @@ from evenshard.placement.placement import is_legal_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.changed_parts import ChangedPlacement, ChangeOutcome, Changes, devices_text
+from evenshard.planner.pricing import device_error, hardware_of_devices
 from evenshard.price.evidence import device_text
 from evenshard.price.kernel_calls import ROUNDING
 from evenshard.price.step import STEP_PARTS, predicted_step_times
@@ -115,11 +116,12 @@ def explain(answer: PlacementAnswer, model: Model, table: str = "") -> Explanati
     tables = _TableChanges(answer, changed, adds_ms)
     found = [sorted(tables.best(name, part_of_table[name]), key=lambda one: one.step_ms) for name in names]
     best = found[0] if table else [changes[0] for changes in found if changes]
-    devices = [predicted_step_times(one) for one in changed.costs.predict(answer.parts).devices]
+    predicted, hardware = changed.costs.predict(answer.parts), hardware_of_devices(answer.request)
+    devices = [predicted_step_times(one) for one in predicted.devices]
     means = np.mean(devices, axis=0).tolist()
     return Explanation(
         model=model.source,
-        device=device_text(model.hardware, model.device_error),
+        device=device_text(", ".join((model.hardware, *hardware)), device_error(answer.request, model, predicted)),
         step_ms=changed.now.step_ms,
         slowest_device=slowest,
         num_devices=answer.num_devices,

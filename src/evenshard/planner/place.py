@@ -30,7 +30,7 @@ from evenshard.planner.intervals import predict_saving
 from evenshard.planner.knobs import Knobs, Search, groups, place_knob
 from evenshard.planner.optimizers import TableOptimizers, note_replicas
 from evenshard.planner.output_order import place_in_order
-from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
+from evenshard.planner.pricing import PartsMeasurer, errors_of, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest, list_unit_warnings, sharding_types_of
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import PlacementCost
@@ -148,6 +148,7 @@ def place_request(request: PlacementRequest, model: Model, config: PlaceConfig |
         best = make_small_tables_whole(costs, best)
     check_sharding(costs.task, best.parts)
     answered, widened = price_parts(request, model, costs, best)
+    kernels, links = errors_of(request, model, answered)
     saves = partial(predict_saving, request, model, costs, answered)
     interrupted = INTERRUPTED if found.result.is_interrupted else None
     notes = (interrupted, widened, *_notes(request, model, best.parts, costs.divisions_ms(best.parts)))
@@ -165,8 +166,8 @@ def place_request(request: PlacementRequest, model: Model, config: PlaceConfig |
         lineage=_lineage(model, config),
         link=model.link,
         notes=tuple(filter(None, notes)),
-        device_error=model.device_error,
-        link_error=link_error(request, model),
+        device_error=kernels,
+        link_error=links,
     )
     if config.near is None or found.near is None:
         return answer

@@ -17,14 +17,16 @@ from evenshard.base.providers import load_provider
 from evenshard.base.s3 import is_address, local_copy
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
+from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import PlacementAnswer, PricedParts, model_lineage
+from evenshard.planner.answer import PlacementAnswer, PricedParts, model_lineage, slowest_device
 from evenshard.planner.memory import known_profile
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.collectives import Links
 from evenshard.price.costs import PlacementCost
-from evenshard.price.evidence import DeviceError
+from evenshard.price.evidence import DeviceError, Errors, widest
 from evenshard.price.hardware import HardwareName
+from evenshard.price.kernel_calls import EVERY_DEVICE, list_held_parts
 from evenshard.price.link import LINKS, link
 from evenshard.price.link_model import Link
 from evenshard.price.offload import host_link
@@ -165,7 +167,31 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
     machine = request.nodes
     inside = machine.intra or (model.link if model.link in LINKS else "")
     names = [*([inside] if machine.domain_size > 1 else []), *([machine.inter] if machine.num_domains > 1 else [])]
-    return max((link(name).error for name in names if name), key=lambda error: error.percent, default=None)
+    return widest(*(link(name).error for name in names if name))
+
+
+def device_error(request: PlacementRequest, model: Model, found: PredictedParts | PricedParts) -> DeviceError | None:
+    """Return the largest error of the machine's hardware for the request's optimizers and the slowest device's lookups.
+
+    It is assumed if this device has tables outside of its memory: no such times were held out. None for real hardware.
+    """
+    task, slowest = request.task(), slowest_device(found.devices)
+    held = list_held_parts(task, parts_by_table(task, found.parts))
+    calls = [one for part in held if part.device in (slowest, EVERY_DEVICE) for one in part.lookups]
+    lookups = sum(one.table.pooling_factor * one.bags for one in calls)
+    optimizers = dict.fromkeys(request.optimizer_of(table.name) for table in request.tables)
+    kinds = dict.fromkeys(hardware_of_devices(request))
+    models = [model if name == request.hardware else model_of(None, name) for name in kinds]
+    error = widest(*(one.device_error(optimizer, lookups) for one in models for optimizer in optimizers))
+    on_device = (part.storage.is_on_device for part in found.parts if slowest in part.devices)
+    if error is None or model.trained_on is not None or all(on_device):
+        return error
+    return error.assumed("with tables outside of device memory")
+
+
+def errors_of(request: PlacementRequest, model: Model, *found: PredictedParts | PricedParts) -> Errors:
+    """Return the largest errors of kernels and of communication for predicted placements of a request."""
+    return widest(*(device_error(request, model, one) for one in found)), link_error(request, model)
 
 
 def part_costs(request: PlacementRequest, model: Model) -> PartCosts:

@@ -256,7 +256,7 @@ class Provenance:
         if not is_simulated(self.hardware):
             return None
         stated = DeviceError(self.device_error_percent, self.device_error_points)
-        return stated if stated.points else DeviceError()
+        return stated if stated.percent or stated.points else DeviceError()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Evidence for a simulated device: the measurements that its profile was fitted to or compared with.
 
-The error on held-out measurements widens the interval of every simulated time.
+The error on held-out measurements of similar calls widens the interval of a simulated time.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evenshard.base.knobs import Range
+from evenshard.placement.memory import optimizer_problem
 from evenshard.price.hardware import names_in
 
 # With fewer measurements, a 90th percentile is not meaningful.
 MIN_HELD_OUT = 10
 # In logarithm: profiles from data sheets had eight of nine medians within a factor of 3.5.
 UNCONFIRMED_PERCENT = 125.0
-# 90th percentile of the error of kernels in different configurations, V100 and A100.
+# 90th percentile of the error of kernels in different configurations, V100 and A100. The least error of a profile with
+# constants from another profile, and of calls unlike the measured calls.
 EXTRAPOLATED_PERCENT = 45.0
+# Evidence also counts for calls with up to this factor more or fewer lookups than were measured.
+LOOKUPS_SLACK = 2.0
 _COUNT = Range(0, 10**9, whole=True)
 _PERCENT = Range(0, 10_000)
 
@@ -30,8 +34,20 @@ class Evidence:
     source: str  # who measured or published them
     fitted: int  # number of measurements that the fit used
     held_out: int  # number of other measurements
-    median_error_percent: float | None = None  # percentiles of the error on the held-out measurements
+    median_error_percent: float | None = None  # percentiles of the error of log time on the held-out measurements
     p90_error_percent: float | None = None
+    optimizers: tuple[str, ...] = ()  # optimizers of the measured calls; empty for any
+    lookups: tuple[float, float] | None = None  # least and most lookups of a measured call; None for any
+
+    @property
+    def calls(self) -> str:
+        """Describe the measured calls, such as "with sgd or adam and 100 to 8,000 lookups"; empty for any."""
+        return _describe_calls(self.optimizers, self.lookups or ())
+
+    def lookups_factor(self, lookups: float) -> float:
+        """Return the factor by which a number of lookups exceeds the measured range; 1 inside."""
+        least, most = self.lookups or (1.0, math.inf)
+        return max(least / max(lookups, 1.0), lookups / max(most, 1.0), 1.0)
 
     def problem(self) -> str | None:
         """Return why the evidence is impossible; None if it is valid."""
@@ -51,6 +67,10 @@ class Evidence:
                 return f"{name} {problem}"
         if median is not None and p90 is not None and median > p90:
             return "median_error_percent is above p90_error_percent"
+        if problem := next(filter(None, map(optimizer_problem, self.optimizers)), None):
+            return problem
+        if self.lookups is not None and not 0 <= self.lookups[0] <= self.lookups[1] < math.inf:
+            return "lookups are not two ascending numbers from 0"
         return None
 
 
@@ -63,21 +83,36 @@ class DeviceError:
 
     percent: float = UNCONFIRMED_PERCENT
     points: int = 0
+    calls: str = ""  # calls that the error is for, such as "with adam"; empty for any
 
     @staticmethod
-    def of(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> DeviceError:
-        """Return the error from the first (most relevant) evidence with enough held-out measurements.
+    def of(
+        evidence: Sequence[Evidence],
+        is_extrapolated: bool = False,
+        optimizer: str | None = None,
+        lookups: float | None = None,
+    ) -> DeviceError:
+        """Return the error from the first (most relevant) evidence for such calls with enough held-out measurements.
 
         A profile extrapolated from another profile needs fewer measurements, because its other constants were fitted.
+        If no such calls were measured, the error is assumed. If ``optimizer`` or ``lookups`` is None, the error is the
+        largest of all of them.
         """
-        least = EXTRAPOLATED_PERCENT if is_extrapolated else 0.0
-        for one in evidence:
-            if one.held_out >= MIN_HELD_OUT and one.p90_error_percent is not None:
-                return DeviceError(max(one.p90_error_percent, least), one.held_out)
-        few = next((one for one in evidence if one.p90_error_percent is not None), None)
-        if is_extrapolated and few is not None and few.p90_error_percent is not None:
-            return DeviceError(max(few.p90_error_percent, least), few.held_out)
-        return DeviceError(points=few.held_out if few is not None else 0)
+        errors = errors_by_evidence(evidence, is_extrapolated)
+        if not errors:
+            return DeviceError(points=next((one.held_out for one in evidence if one.held_out), 0))
+        found = [one for one in errors if optimizer is None or optimizer in (one.optimizers or (optimizer,))]
+        sizes = () if lookups is None or not found else (lookups,)
+        for size in sizes:
+            nearest = min(found, key=lambda one: one.lookups_factor(size))
+            found = [nearest] if nearest.lookups_factor(size) <= LOOKUPS_SLACK else []
+        worst = max((errors[one] for one in found or errors), key=lambda error: error.percent)
+        calls = _describe_calls((optimizer,) if optimizer else (), sizes)
+        return worst if found else worst.assumed(calls)
+
+    def assumed(self, calls: str) -> DeviceError:
+        """Return the error that is assumed for calls that were not measured: at least this one."""
+        return DeviceError(max(EXTRAPOLATED_PERCENT, self.percent), 0, calls)
 
     @property
     def is_confirmed(self) -> bool:
@@ -107,7 +142,8 @@ class DeviceError:
 
     def __str__(self) -> str:
         """Return text such as "90 % of times within a factor of 1.13 (40 held-out measurements)"."""
-        said = "90 % of times within" if self.is_measured else "assumed accurate to"
+        of_calls = f" {self.calls}" * bool(self.calls)
+        said = f"90 % of times{of_calls} within" if self.is_measured else "assumed accurate to"
         return f"{said} a factor of {self.factor:.3g} ({self.basis})"
 
     @property
@@ -117,7 +153,33 @@ class DeviceError:
             return f"{self.points:,} held-out measurements"
         if self.is_confirmed:
             return f"{self.points:,} held-out measurements, constants partly from another profile"
+        if self.calls and not self.points:
+            return f"no held-out measurements {self.calls}"
         return f"unverified: only {self.points} held-out measurements" if self.points else "unverified"
+
+
+# Errors of kernels, None for real hardware, and of communication, None if it has the same error or there is none.
+Errors = tuple[DeviceError | None, DeviceError | None]
+
+
+def errors_by_evidence(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> dict[Evidence, DeviceError]:
+    """Return the error of each evidence that intervals use; see ``DeviceError.of``. Evidence for all calls is last."""
+    least = EXTRAPOLATED_PERCENT if is_extrapolated else 0.0
+    known = [(one, one.p90_error_percent) for one in evidence if one.p90_error_percent is not None]
+    used = [(one, p90) for one, p90 in known if one.held_out >= MIN_HELD_OUT] or known[: int(is_extrapolated)]
+    last = next((at for at, (one, _) in enumerate(used) if not one.calls), len(used))
+    return {one: DeviceError(max(p90, least), one.held_out, one.calls) for one, p90 in used[: last + 1]}
+
+
+def widest(*errors: DeviceError | None) -> DeviceError | None:
+    """Return the largest error; None if there is none."""
+    return max((error for error in errors if error is not None), key=lambda error: error.percent, default=None)
+
+
+def _describe_calls(optimizers: Sequence[str], lookups: Sequence[float]) -> str:
+    numbers = f"{' to '.join(f'{one:,.0f}' for one in lookups)} lookups"
+    parts = [*([" or ".join(optimizers)] if optimizers else []), *([numbers] if lookups else [])]
+    return f"with {' and '.join(parts)}" if parts else ""
 
 
 def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
@@ -127,7 +189,8 @@ def device_text(hardware: str, error: DeviceError | None, links: DeviceError | N
     """
     if error is None:
         return "" if links is None else f"Communication model: {links}"
-    names = [name.provenance.partition(": ")[2] for name in names_in(hardware) if name.kind.is_simulated]
+    simulated = (name for name in names_in(hardware) if name.kind.is_simulated)
+    names = list(dict.fromkeys(name.provenance.partition(": ")[2] for name in simulated))
     kernels = f"Device model{'s' * (len(names) > 1)} {' and '.join(names)}: {error}".replace(
         "of times", "of kernel times"
     )

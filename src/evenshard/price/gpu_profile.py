@@ -102,10 +102,9 @@ class GpuProfile:
     evidence: tuple[Evidence, ...] = ()  # measurements fitted to or compared with, most relevant for whole shards first
     extrapolated_from: str = ""  # the profile that provides the constants that were not measured
 
-    @property
-    def error(self) -> DeviceError:
-        """Return the error of the profile against the real device."""
-        return DeviceError.of(self.evidence, bool(self.extrapolated_from))
+    def error_of(self, optimizer: str | None = None, lookups: float | None = None) -> DeviceError:
+        """Return the error of the profile against the real device, for an optimizer and lookups of a device's load."""
+        return DeviceError.of(self.evidence, bool(self.extrapolated_from), optimizer, lookups)
 
     @property
     def memory_bytes(self) -> float:
@@ -289,7 +288,7 @@ def write_profile(
     # Six digits exceed the precision of any measurement and keep the file readable.
     content.update({name: {"value": float(f"{value:.6g}"), "source": source} for name, value in values.items()})
     content["evidence"] = [
-        {name: value for name, value in asdict(one).items() if value is not None} for one in evidence
+        {name: value for name, value in asdict(one).items() if value not in (None, ())} for one in evidence
     ]
     content.pop("extrapolated_from", None)
     if extrapolated_from:

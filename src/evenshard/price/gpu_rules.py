@@ -45,6 +45,7 @@ EVIDENCE = Evidence(
     474,
     20.0,
     97.6,
+    ("sgd", "rowwise_adagrad", "adagrad", "adam"),
 )
 
 

@@ -30,6 +30,7 @@ from evenshard.planner.baselines import (
     allows_full_space,
     baseline_label,
 )
+from evenshard.planner.pricing import hardware_of_devices
 from evenshard.planner.request import PlacementRequest, list_unit_warnings
 from evenshard.price.evidence import device_text
 from evenshard.price.hardware import measured_or_simulated
@@ -118,7 +119,7 @@ def timing_word(answer: PlacementAnswer) -> str:
 
 def device_error_text(answer: PlacementAnswer) -> str:
     """Describe how accurate the models of a simulated device and its links are; empty without such models."""
-    return device_text(answer.request.hardware, answer.device_error, answer.link_error)
+    return device_text(", ".join(hardware_of_devices(answer.request)), answer.device_error, answer.link_error)
 
 
 # The step -------------------------------------------------------------------------------------------------------------

@@ -60,9 +60,11 @@ class Model(Protocol):
     def link(self) -> str:
         """Return the name of the link between devices; empty if unknown."""
 
-    @property
-    def device_error(self) -> DeviceError | None:
-        """Return the simulated device's error relative to the real device; None for real hardware."""
+    def device_error(self, optimizer: str, lookups: float) -> DeviceError | None:
+        """Return the simulated device's error relative to the real device; None for real hardware.
+
+        ``lookups`` is the number of lookups of a device in a step.
+        """
 
     def require_hardware(self, hardware: str) -> None:
         """Raise BadConfig unless the model predicts times of this hardware."""
@@ -107,10 +109,9 @@ class DeviceModel:
         """Return the name of the link between devices."""
         return self.profile.link
 
-    @property
-    def device_error(self) -> DeviceError:
+    def device_error(self, optimizer: str, lookups: float) -> DeviceError:
         """Return the error of the simulated device relative to the real device."""
-        return self.profile.error
+        return self.profile.error_of(optimizer, lookups)
 
     def require_hardware(self, hardware: str) -> None:
         """Raise BadConfig unless the model predicts times of this hardware."""

@@ -55,8 +55,7 @@ class PlacementModel:
         """Return the name of the link in the training data; empty if unknown."""
         return self.trained_on.link
 
-    @property
-    def device_error(self) -> DeviceError | None:
+    def device_error(self, optimizer: str, lookups: float) -> DeviceError | None:
         """Return the accuracy of the device model behind simulated training data; None for measured data."""
         return self.trained_on.device_error
 

@@ -18,7 +18,7 @@ from evenshard.base.typed import record_of
 from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.price.costs import MeasuredPlacement, optimizer_of
-from evenshard.price.evidence import DeviceError
+from evenshard.price.evidence import DeviceError, widest
 from evenshard.tables.reuse import mean_counts
 from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.version import __version__
@@ -86,7 +86,6 @@ class TrainingDomain:
         tables = distinct_tables([one.task for one in measured])
         counted = dict.fromkeys((table, one.task.batch_size) for one in measured for table in one.task.tables)
         reuse = [found for table, batch_size in counted if (found := mean_reuse(table, batch_size)) is not None]
-        device_errors = {error for one in measured if (error := one.provenance.device_error) is not None}
         shards = [shard for one in measured for shard in one.shards if shard]
         return TrainingDomain(
             hardware=_join_values(one.provenance.hardware for one in measured),
@@ -108,7 +107,7 @@ class TrainingDomain:
             embedding_dim_quantiles=_quantiles([table.embedding_dim for table in tables]),
             pooling_factor_quantiles=_quantiles([table.pooling_factor for table in tables]),
             reuse_quantiles=_quantiles(reuse),
-            device_error=max(device_errors, key=lambda error: error.percent, default=None),
+            device_error=widest(*(one.provenance.device_error for one in measured)),
             timed_apart=any(cost.fwd_compute_ms is not None for one in measured for cost in one.cost.devices),
             optimizer=optimizer_of(measured),
         )

@@ -63,6 +63,8 @@ class Calibration:
     at_bound: tuple[str, ...]  # fitted constants that hit one of their ``BOUNDS``
     hardware: str
     source: str  # hardware, library versions and date of the measurements
+    optimizer: str
+    lookups: tuple[float, float]  # least and most of a shard
 
     @property
     def evidence(self) -> Evidence:
@@ -75,6 +77,8 @@ class Calibration:
             held_out=self.num_held_out,
             median_error_percent=round(worst.median_percent, 2),
             p90_error_percent=round(worst.p90_percent, 2),
+            optimizers=(self.optimizer,),
+            lookups=self.lookups,
         )
 
     def save(self, template: str, path: Path) -> None:
@@ -214,6 +218,8 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
         at_bound=at_bound,
         hardware=hardware,
         source=f"{hardware}, {versions}, {measured_on.date().isoformat()}",
+        optimizer=shards.optimizer,
+        lookups=(max(float(shards.work.lookups.min()), 1.0), float(shards.work.lookups.max())),
     )
 
 
