@@ -1,11 +1,12 @@
 """Fit of a profile to the measurements of ``gpu_kernels``, each kernel to its own times, with its errors.
 
     python -m benchmarks.scripts.fit_gpu_kernels h100 data/kernels/h100.jsonl.gz \
-        --costs data/hardware=h100/collection=gpu_dataset [--write]
+        --costs data/hardware=h100/collection=gpu_dataset --loads h100 [--write]
 
 Kernels of calls are fitted to their own times, and so are the passes of shards in a cost dataset that are long enough
 to hide the launches of their kernels. Half of the calls and of the shards are held out. Calls whose rows lie in the
-order of their lookups are excluded, because real rows do not.
+order of their lookups are excluded, because real rows do not. ``--loads`` adds timed loads of ShardBench's plans: half of
+those that are one fused call, which alone have more than 8.4 M lookups.
 
 Legend: N calls, M measurable times.
 """
@@ -24,6 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.scripts.gpu_kernels import Shard
+from benchmarks.shardbench.device_errors import PLANS
+from benchmarks.shardbench.loads import Load, is_fitted, key_of, loads_of
+from benchmarks.shardbench.page import by_cell
+from benchmarks.shardbench.results import FITS, parts_of, read_journal
+from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
 from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
@@ -35,11 +41,21 @@ from evenshard.measure.calibrate.device import (
     stack_times,
 )
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS, KERNELS
+from evenshard.placement.memory import SGD
+from evenshard.price.device_model import (
+    BACKWARD_KERNELS,
+    FORWARD_KERNELS,
+    KERNELS,
+    backward_ns,
+    forward_ns,
+    pass_ms,
+)
 from evenshard.price.evidence import Evidence
 from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, GpuProfile, gpu_profile, write_profile
 from evenshard.price.hardware import profile_path
-from evenshard.price.shard_work import WorkCounter
+from evenshard.price.shard_work import ShardWork, WorkCounter
+from evenshard.price.simulated_price import work_columns
+from evenshard.price.step import dense_ms
 from evenshard.tables.files import load_tables
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import SEQUENCE
@@ -65,8 +81,16 @@ STARTS = {
     "lookup_lane_power": 0.73,
     "gradient_lane_power": 1.0,
     "gradient_wide_power": 0.23,
-    "row_state_share": 0.4,
-    "weight_state_share": 0.4,
+    "row_lane_power": 0.6,
+    "state_share": 0.3,
+    "rounding_share": 0.5,
+    "full_warp_ns_per_lookup": 0.19,
+    "full_warp_ns_per_request": 0.03,
+    "full_warp_ns_per_row": 0.84,
+    "lookup_ns_per_spilled": 0.024,
+    "index_ns_per_spilled": 0.0042,
+    "gradient_ns_per_spilled": 0.03,
+    "bwd_gap_us": 27.0,
     "index_bag_ns": 350.0,
     "sort_pass_us": 7.0,
     "hot_row_ns": 166.0,
@@ -74,6 +98,8 @@ STARTS = {
 MEMORY = "hbm_efficiency"  # that of a copy within device memory, which was measured
 # Constants that do not affect the times of calls: a bandwidth that lookups do not reach, a very short time.
 UNSEEN = {"l2_gb_s": 40_000.0, "hot_lookup_ns": 0.01}
+# Host times, if the host runs ahead of the device, as in the timed loads: about 2.5 us for each of 2 and of 20 launches.
+LAUNCHES = {"fwd_overhead_us": 2.0, "bwd_overhead_us": 1.0, "fwd_host_us": 5.0, "bwd_host_us": 50.0}
 OF_CALLS = ("_overhead_us", "_host_us", "_call_us")  # endings of constants that no single kernel has
 FREE = tuple(
     name
@@ -88,6 +114,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 LONG_US = 100.0  # shorter kernels are hidden by their launches
 LONG_PASS_MS = 2.0  # of passes: launching the kernels takes up to 0.6 ms
+# Lookups of loads whose errors are stated separately.
+BANDS = ((0.0, 1e5), (1e5, 8e6), (8e6, 1e9))
+LOAD_WEIGHT = 2  # of the loads in the fit, because they are few
 COSTS = "shards of the cost dataset"
 CALLS = "all kernels of fused calls of random tables, pooled and not, with SGD, row-wise Adagrad and Adam"
 PASSES = "backward passes of shards of DLRM tables, FP16, row-wise Adagrad, batch 65,536"
@@ -136,7 +165,7 @@ def halves(calls: Calls) -> tuple[Calls, Calls]:
 
 def fitted_profile(profile: GpuProfile, calls: Sequence[Calls]) -> GpuProfile:
     """Fit the constants of all kernels."""
-    return fit_constants(replace(profile, **STARTS, **UNSEEN), [one.shards for one in calls], FREE)[0]
+    return fit_constants(replace(profile, **STARTS, **UNSEEN, **LAUNCHES), [one.shards for one in calls], FREE)[0]
 
 
 def with_measured_memory(profile: GpuProfile, lines: Iterable[dict[str, Any]]) -> GpuProfile:
@@ -152,6 +181,72 @@ def shards_of_costs(profile: GpuProfile, folder: Path) -> Calls:
     shards = extract_shards(profile, load_costs(folder / "costs.parquet", tables))
     times_NM = np.where(shards.times_ms_NM > LONG_PASS_MS, shards.times_ms_NM, np.nan)
     return Calls(replace(shards, times_ms_NM=times_NM), [{"kind": COSTS}] * len(shards))
+
+
+@dataclass(frozen=True)
+class TimedLoads:
+    """Timed loads of ShardBench's plans, all with SGD: L loads with N calls.
+
+    Attributes:
+        works: work of each call; ``load_N`` is its load.
+        timed_L2: forward and backward ms.
+        lookups_L: lookups of all calls.
+        replicas_L: weights of replicas, whose dense optimizer counts as backward.
+    """
+
+    loads: Sequence[Load]
+    works: ShardWork
+    load_N: npt.NDArray[np.int64]
+    timed_L2: FloatArray
+    lookups_L: FloatArray
+    replicas_L: FloatArray
+    gpu: str
+
+    @staticmethod
+    def of_gpu(profile: GpuProfile, gpu: str) -> TimedLoads:
+        """Read the loads of the timed plans of a GPU."""
+        results = [one for one in read_journal(PLANS) if one.status == FITS and one.gpu == gpu]
+        times, found = kernel_times_of(gpu), dict[str, Load]()
+        for cell, of_cell in by_cell(results).items():
+            task = cell.machine.task(cell.tables)
+            found |= {key_of(load): load for one in of_cell for load in loads_of(task, parts_of(one)) if load}
+        loads = [load for key, load in found.items() if key in times.runs]
+        calls = [call for load in loads for call in load]
+        lookups = [call.lookups_priced() for call in calls]
+        call_P = np.repeat(np.arange(len(calls)), [len(one) for one in lookups])
+        counter = WorkCounter(profile)
+        work = counter.shard_work(work_columns(counter, [one for some in lookups for one in some]), call_P, len(calls))
+        load_N = np.repeat(np.arange(len(loads)), [len(load) for load in loads])
+        values_N = [sum(rows * columns for rows, columns, _ in one.tables) * one.is_dense for one in calls]
+        lookups_L, replicas_L = (np.bincount(load_N, one_N) for one_N in (work.lookups, values_N))
+        timed_L2 = np.array([times.load_ms(load) for load in loads])
+        return TimedLoads(loads, work, load_N, timed_L2, lookups_L, replicas_L, gpu)
+
+    @property
+    def fitted_L(self) -> npt.NDArray[np.bool_]:
+        """Return True for loads to fit."""
+        return np.array([is_fitted(load) for load in self.loads])
+
+    def calls(self) -> Calls:
+        """Return the loads to fit, with the times of their kernels where known."""
+        chosen = np.flatnonzero(self.fitted_L)
+        kernels_ms = kernel_times_of(self.gpu).kernels_ms
+        known = [kernels_ms.get(key_of(self.loads[at]), {}) for at in chosen]
+        times = {name: np.array([one.get(name, np.nan) for one in known]) for name in KERNELS}
+        forward, backward = self.timed_L2[chosen].T
+        times_NM = stack_times(len(chosen), forward=forward, backward=backward, **times)
+        work = self.works.select(np.flatnonzero(self.fitted_L[self.load_N]))
+        return Calls(MeasuredShards(work, times_NM, chosen, SGD), [{"kind": "load"}] * len(chosen))
+
+    def predict_ms(self, profile: GpuProfile) -> FloatArray:
+        """Return the predicted forward and backward time, [L, 2]."""
+        forward_N, backward_N = forward_ns(profile, self.works), backward_ns(profile, self.works)
+        calls_L, forward_L, backward_L = (
+            np.bincount(self.load_N, one_N) for one_N in (np.ones(len(self.load_N)), forward_N, backward_N)
+        )
+        forward_L = pass_ms(forward_L, calls_L, profile.fwd_overhead_us, profile.fwd_host_us)
+        backward_L = pass_ms(backward_L, calls_L, profile.bwd_overhead_us, profile.bwd_host_us)
+        return np.stack([forward_L, backward_L + dense_ms(self.replicas_L, profile.hbm_bytes_per_ns, SGD)], axis=1)
 
 
 def times_us(profile: GpuProfile, calls: Calls, kernels: Sequence[str]) -> tuple[FloatArray, FloatArray]:
@@ -193,6 +288,22 @@ def _together(profile: GpuProfile, calls: Sequence[Calls], kernels: Sequence[str
     return np.concatenate(predicted), np.concatenate(measured)
 
 
+def report_loads(profile: GpuProfile, loads: TimedLoads) -> str:
+    """Format the errors of held-out loads by their number of lookups, forward, backward and together."""
+    predicted_L2, held_L = loads.predict_ms(profile), ~loads.fitted_L
+    kinds_L = np.array([(len(load) > 1) + 2 * any(call.is_dense for call in load) for load in loads.loads])
+    lines = [["held-out loads", "number", "median ratio", "median error, %", "90 %", "fwd ratio", "bwd ratio"]]
+    parts = {f"{low:g} to {high:g} lookups": (loads.lookups_L >= low) & (loads.lookups_L < high) for low, high in BANDS}
+    parts |= {"one call": kinds_L == 0, "several calls": kinds_L == 1, "with replicas": kinds_L > 1}
+    for label, some_L in (parts | {"all": held_L}).items():
+        chosen = held_L & some_L
+        if chosen.any():
+            both = error_line(label, predicted_L2[chosen].sum(axis=1), loads.timed_L2[chosen].sum(axis=1))[:5]
+            ratios_2 = np.median(predicted_L2[chosen] / loads.timed_L2[chosen], axis=0)
+            lines.append([*both, *(f"{one:.2f}" for one in ratios_2)])
+    return text_table(lines, "<" + ">" * 6, "  ")
+
+
 def evidence_of(points: str, source: str, num_fitted: int, predicted: FloatArray, measured: FloatArray) -> Evidence:
     """Return the evidence that a profile records."""
     errors = Errors.of(predicted, measured)
@@ -219,6 +330,7 @@ def main() -> None:
     parser.add_argument("profile", help="profile to fit, such as h100")
     parser.add_argument("measured", type=Path, help="output of gpu_kernels")
     parser.add_argument("--costs", type=Path, action="append", default=[], help="folder of a cost dataset")
+    parser.add_argument("--loads", default="", help="GPU whose timed loads are fitted, such as h100")
     parser.add_argument("--write", action="store_true", help="write the constants into the profile")
     args = parser.parse_args()
     lines = read_lines(args.measured)
@@ -226,8 +338,12 @@ def main() -> None:
     origin = next(line for line in lines if line["what"] == "origin")
     fitted, held_out = zip(*map(halves, calls_of(start, lines, OPTIMIZERS)), strict=True)
     costs = [halves(shards_of_costs(start, folder)) for folder in args.costs]
-    profile = fitted_profile(start, (*fitted, *(one for one, _ in costs)))
+    loads = TimedLoads.of_gpu(start, args.loads) if args.loads else None
+    of_loads = [] if loads is None else [loads.calls()] * LOAD_WEIGHT
+    profile = fitted_profile(start, (*fitted, *(one for one, _ in costs), *of_loads))
     print(report(profile, held_out, [one for _, one in costs]))
+    if loads is not None:
+        print(report_loads(profile, loads))
     print("\n".join(f"{name}: {getattr(profile, name):.4g}" for name in FREE))
     print("\n".join(f"{name}: {us:.1f}" for name, us in host_times_us(lines).items()))
     if not args.write:

@@ -56,6 +56,7 @@ class ShardWork:
         output_bytes: embeddings of bags, or of lookups that are not pooled, FP32.
         grad_bytes: gradient rows read in the backward pass, one for each lookup.
         unique_values: values of the distinct rows, for optimizers with states per weight.
+        rounded_rows: distinct rows with weights of fewer than 32 bits, which an update rounds at random.
         hottest: lookups of the row with the most lookups.
         longest_bag: largest mean number of lookups per bag over tables.
         widest: largest dim.
@@ -77,6 +78,7 @@ class ShardWork:
     grad_miss_bytes: FloatArray
     unique_values: FloatArray
     unique_requests: FloatArray
+    rounded_rows: FloatArray
     hottest: FloatArray
     longest_bag: FloatArray
     widest: FloatArray
@@ -216,6 +218,7 @@ def _table_columns(
         "grad_miss_bytes": _grad_misses(lookups_T, grad_row_bytes_T, outputs_T, l2_bytes),
         "unique_values": uniques_T * dims_T,
         "unique_requests": uniques_T * requests_T,
+        "rounded_rows": uniques_T * (bits_T < 8 * PLAIN_BYTES),
         "hottest": _hottest(uniques_TK, counts_TK),
         "longest_bag": lookups_T / batch_size,
         "widest": dims_T.astype(np.float64),
