@@ -68,7 +68,7 @@ class LoadCall:
         for at, features, each, bins in self.lookups:
             rows, columns, bits = self.tables[at]
             table = Table(f"t{at}", rows, columns, each, bins, bits, pooling=self.pooling)
-            found.append(Lookup(table, features * self.batch_size))
+            found.append(Lookup(table, features * self.batch_size, is_dense=self.is_dense))
         return found
 
     def feature_tables(self) -> list[int]:

@@ -42,7 +42,7 @@ LANE_LIMITS = (LEAST_LANES * LANE_VALUES, 2 * LEAST_LANES * LANE_VALUES, REQUEST
 # FBGEMM 1.6.0 has only one gradient kernel of these optimizers, <2, 32, true>: a full warp for a row of any dim. It has
 # kernels with 8, 16 and 32 lanes for all others, including the partial row-wise ones.
 FULL_WARP_OPTIMIZERS = ("adam", "lamb", "lars_sgd")
-SPILL_BYTES = 8  # a sorted pair of index and bag, INT32
+SPILL_BYTES = 4  # an index, INT32
 HOT_LOOKUPS = 128.0  # lookups of a row that one warp sums
 ONE_KERNEL_PAIRS = 4864.0  # most pairs that a single CUB kernel sorts: 256 threads with 19 pairs each
 ANY_LOOKUPS = 0.5  # fewer expected lookups count as none
@@ -128,12 +128,10 @@ def backward_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
 
 
 def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """Return the time of the kernel that checks every index against the rows of its table, [N]."""
-    return np.asarray(
-        profile.bounds_floor_us * NS_PER_US
-        + profile.bounds_ns_per_bag * work.bags
-        + profile.bounds_ns_per_lookup * work.lookups
-    )
+    """Return the time of the kernel that checks every index of a fused call against the rows of its table, [N]."""
+    checked_ns = profile.bounds_ns_per_bag * work.bags + profile.bounds_ns_per_lookup * work.lookups
+    checked_ns += profile.bounds_ns_per_filled * work.filled_bags
+    return np.asarray(profile.bounds_floor_us * NS_PER_US + (1 - work.dense) * checked_ns)
 
 
 class Waits(NamedTuple):
@@ -153,7 +151,7 @@ def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 def spilled_lookups(profile: GpuProfile, lookups: FloatArray) -> FloatArray:
-    """Return the lookups of calls beyond those whose sorted indices fit in the L2, [N]."""
+    """Return the lookups of calls beyond those whose indices fit in the L2, [N]."""
     return np.maximum(lookups - profile.l2_bytes / SPILL_BYTES, 0.0)
 
 

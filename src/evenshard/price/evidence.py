@@ -32,7 +32,7 @@ class Evidence:
     held_out: int  # number of other measurements
     median_error_percent: float | None = None  # percentiles of the error on the held-out measurements
     p90_error_percent: float | None = None
-    optimizers: tuple[str, ...] = ()            # optimizers of the measured calls; empty for any
+    optimizers: tuple[str, ...] = ()  # optimizers of the measured calls; empty for any
     lookups: tuple[float, float] | None = None  # least and most lookups of a measured call; None for any
 
     def problem(self) -> str | None:

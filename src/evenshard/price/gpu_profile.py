@@ -81,6 +81,7 @@ class GpuProfile:
     hot_lookup_ns: float  # time per gradient of the hottest row
     # Like ``short_call_us`` for more lookups: all of it at 2**21, nothing at 2**18 and from 2**24 on.
     medium_call_us: float = 0.0
+    bounds_ns_per_filled: float = 0.0  # additional time of the bounds check for each bag with lookups
     # If not 0, instructions of bags, rows and gradients add to the kernel's waits, and grow with this power of
     # the lanes of a warp that a row takes: the 8, 16 or 32 that the widest row of the call needs.
     lookup_lane_power: float = 0.0
@@ -141,6 +142,7 @@ class GpuProfile:
 
 # Constants that require separate measurements of each kernel; 0 in profiles without them.
 BY_KERNEL = (
+    "bounds_ns_per_filled",
     "lookup_lane_power",
     "gradient_lane_power",
     "row_lane_power",
@@ -187,6 +189,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "gradient_ns_per_request": _NS,
     "gradient_ns_per_row": _NS,
     "hot_lookup_ns": (1e-3, 1e5),
+    "bounds_ns_per_filled": _NS,
     "lookup_lane_power": (0.1, 1.5),
     "gradient_lane_power": (0.1, 1.5),
     "row_lane_power": (0.1, 1.5),
@@ -312,7 +315,7 @@ def write_profile(
     # Six digits exceed the precision of any measurement and keep the file readable.
     content.update({name: {"value": float(f"{value:.6g}"), "source": source} for name, value in values.items()})
     content["evidence"] = [
-        {name: value for name, value in asdict(one).items() if value is not None} for one in evidence
+        {name: value for name, value in asdict(one).items() if value not in (None, ())} for one in evidence
     ]
     content.pop("extrapolated_from", None)
     if extrapolated_from:

@@ -41,7 +41,7 @@ from evenshard.price.device_model import (
 from evenshard.price.gpu_profile import GpuProfile
 from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup, group_by_bags
 from evenshard.price.offload import host_link
-from evenshard.price.shard_work import CACHED, WindowGrid, WorkCounter
+from evenshard.price.shard_work import CACHED, DENSE, WindowGrid, WorkCounter
 from evenshard.price.step import DeviceKind
 from evenshard.tables.reuse import FloatArray
 
@@ -203,6 +203,7 @@ def work_columns(
     found_PC = np.empty((len(lookups), rows[0].shape[1]))
     found_PC[[at for numbers in by_bags.values() for at in numbers]] = np.concatenate(rows)
     found_PC[:, CACHED] = [one.is_cached for one in lookups]
+    found_PC[:, DENSE] = [one.is_dense for one in lookups]
     return found_PC
 
 
