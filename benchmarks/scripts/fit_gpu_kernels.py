@@ -5,8 +5,8 @@
 
 Kernels of calls are fitted to their own times, and so are the passes of shards in a cost dataset that are long enough
 to hide the launches of their kernels. Half of the calls and of the shards are held out. Calls whose rows lie in the
-order of their lookups are excluded, because real rows do not. ``--loads`` adds timed loads of ShardBench's plans: half of
-those that are one fused call, which alone have more than 8.4 M lookups.
+order of their lookups are excluded, because real rows do not. ``--loads`` adds timed loads of ShardBench's plans: half
+of those that are one fused call. Calls of random tables have at most 8.4 M lookups.
 
 Legend: N calls, M measurable times.
 """
@@ -31,7 +31,7 @@ from benchmarks.shardbench.device_errors import PLANS
 from benchmarks.shardbench.loads import Load, is_fitted, key_of, loads_of
 from benchmarks.shardbench.page import by_cell
 from benchmarks.shardbench.results import FITS, parts_of, read_journal
-from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
+from benchmarks.shardbench.timed import kernel_times_of
 from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
@@ -85,7 +85,7 @@ STARTS = {
     "gradient_lane_power": 1.0,
     "gradient_wide_power": 0.23,
     "row_lane_power": 0.6,
-    "state_share": 0.3,
+    "row_state_share": 0.3,
     "rounding_share": 0.5,
     "full_warp_ns_per_lookup": 0.19,
     "full_warp_ns_per_request": 0.03,
@@ -98,6 +98,7 @@ STARTS = {
     "sort_pass_us": 7.0,
     "hot_row_ns": 166.0,
 }
+WEIGHT_STATE = "weight_state_share"  # no measured optimizer has states per weight and divides warps
 MEMORY = "hbm_efficiency"  # that of a copy within device memory, which was measured
 # Constants that do not affect the times of calls: a bandwidth that lookups do not reach, a very short time.
 UNSEEN = {"l2_gb_s": 40_000.0, "hot_lookup_ns": 0.01}
@@ -107,7 +108,7 @@ OF_CALLS = ("_overhead_us", "_host_us", "_call_us")  # endings of constants that
 FREE = tuple(
     name
     for name in (*FREE_CONSTANTS, *BY_KERNEL)
-    if name not in UNSEEN and name != MEMORY and not name.endswith(OF_CALLS)
+    if name not in (*UNSEEN, MEMORY, WEIGHT_STATE) and not name.endswith(OF_CALLS)
 )
 FULL_WARP = tuple(name for name in FREE if name.startswith("full_warp_"))
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -173,7 +174,8 @@ def fitted_profile(profile: GpuProfile, calls: Sequence[Calls], free: Sequence[s
     """Fit the ``free`` constants of all kernels."""
     starts = {name: value for name, value in STARTS.items() if name in free}
     measured = [one.shards for one in calls if len(one.shards)]
-    return fit_constants(replace(profile, **starts, **UNSEEN, **LAUNCHES), measured, free)[0]
+    found = fit_constants(replace(profile, **starts, **UNSEEN, **LAUNCHES), measured, free)[0]
+    return replace(found, **{WEIGHT_STATE: found.row_state_share})
 
 
 def with_measured_memory(profile: GpuProfile, lines: Iterable[dict[str, Any]]) -> GpuProfile:
@@ -445,6 +447,7 @@ def main() -> None:
         (LAUNCHES, "guess: the host runs ahead of the device, see benchmarks/scripts/fit_gpu_kernels.py"),
         ((MEMORY,), f"measured: a copy of 4 GB within the memory of one {gpu}"),
         (UNSEEN, "guess: no measured time depends on it"),
+        ((WEIGHT_STATE,), "guess: as a state per row"),
     ):
         numbers = {name: float(f"{getattr(profile, name):.4g}") for name in values}
         write_profile(path, numbers, what, tuple(evidence), path)

@@ -182,7 +182,8 @@ def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> 
     if profile.gradient_lane_power and optimizer not in FULL_WARP_OPTIMIZERS:
         updated = work.uniques + profile.rounding_share * work.rounded_rows
         found[2:] = profile.gradient_ns_per_request * work.lookups, profile.gradient_ns_per_row * updated
-        found[2:] *= 1 + profile.state_share * sum(STATE_NUMBERS[optimizer])
+        per_row, per_weight = STATE_NUMBERS[optimizer]
+        found[2:] *= 1 + profile.row_state_share * per_row + profile.weight_state_share * per_weight
     return found
 
 

@@ -88,9 +88,10 @@ class GpuProfile:
     gradient_lane_power: float = 0.0  # of each gradient
     row_lane_power: float = 0.0  # of each distinct row in the gradient kernels
     gradient_wide_power: float = 0.0  # the same power, of the number of warps that the widest row fills
-    # Relative increase of the gradient kernels' instructions by each optimizer state, and of those of a distinct row if
-    # its weights are rounded at random (FP16).
-    state_share: float = 0.0
+    # Relative increase of the instructions of gradients by an optimizer state per row, and by a state per weight; and of
+    # the instructions of a distinct row whose weights are rounded at random (FP16).
+    row_state_share: float = 0.0
+    weight_state_share: float = 0.0
     rounding_share: float = 0.0
     # Time of the gradient kernels of ``FULL_WARP_OPTIMIZERS``, where every row takes a full warp.
     full_warp_ns_per_lookup: float = 0.0
@@ -147,7 +148,8 @@ BY_KERNEL = (
     "gradient_lane_power",
     "row_lane_power",
     "gradient_wide_power",
-    "state_share",
+    "row_state_share",
+    "weight_state_share",
     "rounding_share",
     "full_warp_ns_per_lookup",
     "full_warp_ns_per_request",
@@ -194,7 +196,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "gradient_lane_power": (0.1, 1.5),
     "row_lane_power": (0.1, 1.5),
     "gradient_wide_power": (0.01, 1.5),
-    "state_share": (1e-3, 10.0),
+    "row_state_share": (1e-3, 10.0),
+    "weight_state_share": (1e-3, 10.0),
     "rounding_share": (1e-3, 10.0),
     **dict.fromkeys((f"full_warp_ns_per_{what}" for what in ("lookup", "request", "row")), _NS),
     **dict.fromkeys((f"{kernel}_ns_per_spilled" for kernel in ("lookup", "index", "gradient")), _NS),

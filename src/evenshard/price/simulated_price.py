@@ -187,7 +187,7 @@ class DeviceModelPrice:
 
 
 def _by_pass(issued_4N: FloatArray) -> FloatArray:
-    return issued_4N.reshape(2, 2, -1).sum(axis=1)
+    return np.asarray(issued_4N.reshape(2, 2, -1).sum(axis=1))
 
 
 def work_columns(

@@ -171,8 +171,8 @@ class DeviceModelBounds(PriceBounds):
 
         The waits of several calls are at least those of one call (Minkowski). The bound leaves out the longest bag, the
         hottest row, lanes that a row occupies only because another row is wider, L2 misses caused by other tables, the
-        start of each sort pass, time outside of kernels, and a cache's kernels. Lookups that spill from the L2 cost extra
-        in a line of theirs, if the number of calls is known: each call may keep the lookups below the limit.
+        start of each sort pass, time outside of kernels, and a cache's kernels. If the number
+        of calls is known, all but the lookups that fit in the L2 in each call count as spilled.
         """
         slopes_2H = np.zeros((2, len(sums_H)))
         others = range(OTHER_NS.start, OTHER_NS.stop)
