@@ -88,11 +88,10 @@ class GpuProfile:
     gradient_lane_power: float = 0.0  # of each gradient
     row_lane_power: float = 0.0  # of each distinct row in the gradient kernels
     gradient_wide_power: float = 0.0  # the same power, of the number of warps that the widest row fills
-    # Relative increase of the instructions of gradients by an optimizer state per row, and by a state per weight; and of
-    # the instructions of a distinct row whose weights are rounded at random (FP16).
+    # Relative increase of the instructions of gradients by an optimizer state per row, and by a state per weight.
     row_state_share: float = 0.0
     weight_state_share: float = 0.0
-    rounding_share: float = 0.0
+    rounding_share: float = 0.0  # the same of a distinct row's instructions, if weights are rounded at random (FP16)
     # Time of the gradient kernels of ``FULL_WARP_OPTIMIZERS``, where every row takes a full warp.
     full_warp_ns_per_lookup: float = 0.0
     full_warp_ns_per_request: float = 0.0  # of each 128 values after the first of a gradient

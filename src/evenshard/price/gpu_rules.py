@@ -43,8 +43,8 @@ EVIDENCE = Evidence(
     "sources of the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200; for the B200 AMD-AGI/Primus-DLRM",
     1318,
     474,
-    20.0,
-    97.6,
+    34.6,
+    107.0,
 )
 
 
