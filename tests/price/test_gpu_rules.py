@@ -69,7 +69,7 @@ def test_the_stated_error_is_that_of_gpus_left_out() -> None:
     assert sum(len(one.errors) for one in held().values()) == EVIDENCE.held_out
     stated = (EVIDENCE.median_error_percent, EVIDENCE.p90_error_percent)
     assert of_all(held()) == pytest.approx(stated, abs=0.5)
-    assert EVIDENCE.fitted == sum(one.fitted for name in FITTED for one in gpu_profile(name).evidence)
+    assert EVIDENCE.fitted == sum(one.fitted for name in FITTED for one in gpu_profile(name).evidence[:-1])
 
 
 GPU = {
@@ -93,7 +93,7 @@ def test_a_data_sheet_becomes_a_profile_that_places(capsys: pytest.CaptureFixtur
     assert main(["hardware", "add", "--spec", "gpu.yaml"]) == 0
     out = capsys.readouterr().out
     said = " ".join(out.split())
-    assert "extrapolated from h100, h200: 90 % of times within a factor of 2.65" in said
+    assert "extrapolated from h100, h200: 90 % of times within a factor of 2.92" in said
     assert "saved: gpu_profile.yaml (use it as hardware: simulated:gpu_profile.yaml)" in out
     found = find_hardware("gpu_profile.yaml")
     assert found.constants["l2_gb_s"].source == "measured: a microbenchmark"
