@@ -1,11 +1,12 @@
 """Fit of a profile to the measurements of ``gpu_kernels``, each kernel to its own times, with its errors.
 
     python -m benchmarks.scripts.fit_gpu_kernels h100 data/kernels/h100.jsonl.gz \
-        --costs data/hardware=h100/collection=gpu_dataset [--write]
+        --costs data/hardware=h100/collection=gpu_dataset --loads h100 [--write]
 
 Kernels of calls are fitted to their own times, and so are the passes of shards in a cost dataset that are long enough
 to hide the launches of their kernels. Half of the calls and of the shards are held out. Calls whose rows lie in the
-order of their lookups are excluded, because real rows do not.
+order of their lookups are excluded, because real rows do not. ``--loads`` adds timed loads of ShardBench's plans: half
+of those that are one fused call. Calls of random tables have at most 8.4 M lookups.
 
 Legend: N calls, M measurable times.
 """
@@ -15,15 +16,21 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.scripts.gpu_kernels import Shard
+from benchmarks.shardbench.loads import Load, is_fitted, key_of, loads_of
+from benchmarks.shardbench.page import by_cell
+from benchmarks.shardbench.results import FITS, parts_of, read_journal
+from benchmarks.shardbench.timed import PLANS, kernel_times_of
 from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
@@ -35,11 +42,21 @@ from evenshard.measure.calibrate.device import (
     stack_times,
 )
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.price.device_model import BACKWARD_KERNELS, FORWARD_KERNELS, KERNELS
-from evenshard.price.evidence import Evidence
+from evenshard.placement.memory import SGD
+from evenshard.price.device_model import (
+    BACKWARD_KERNELS,
+    FORWARD_KERNELS,
+    KERNELS,
+    backward_ns,
+    forward_ns,
+    pass_ms,
+)
+from evenshard.price.evidence import MIN_HELD_OUT, Evidence
 from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, GpuProfile, gpu_profile, write_profile
 from evenshard.price.hardware import profile_path
-from evenshard.price.shard_work import WorkCounter
+from evenshard.price.shard_work import ShardWork, WorkCounter
+from evenshard.price.simulated_price import work_columns
+from evenshard.price.step import dense_ms
 from evenshard.tables.files import load_tables
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import SEQUENCE
@@ -48,7 +65,8 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
 # Starting values of the fit: rough estimates from a few kernels.
 STARTS = {
     "bounds_floor_us": 1.9,
-    "bounds_ns_per_lookup": 0.0032,
+    "bounds_ns_per_lookup": 0.0024,
+    "bounds_ns_per_filled": 0.06,
     "lookup_floor_us": 2.2,
     "lookup_ns_per_bag": 0.11,
     "lookup_ns_per_request": 0.03,
@@ -65,21 +83,33 @@ STARTS = {
     "lookup_lane_power": 0.73,
     "gradient_lane_power": 1.0,
     "gradient_wide_power": 0.23,
-    "row_state_share": 0.4,
-    "weight_state_share": 0.4,
+    "row_lane_power": 0.6,
+    "row_state_share": 0.3,
+    "rounding_share": 0.5,
+    "full_warp_ns_per_lookup": 0.19,
+    "full_warp_ns_per_request": 0.03,
+    "full_warp_ns_per_row": 0.84,
+    "lookup_ns_per_spilled": 0.024,
+    "index_ns_per_spilled": 0.0042,
+    "gradient_ns_per_spilled": 0.03,
+    "bwd_gap_us": 27.0,
     "index_bag_ns": 350.0,
     "sort_pass_us": 7.0,
     "hot_row_ns": 166.0,
 }
+WEIGHT_STATE = "weight_state_share"  # no measured optimizer has states per weight and divides warps
 MEMORY = "hbm_efficiency"  # that of a copy within device memory, which was measured
 # Constants that do not affect the times of calls: a bandwidth that lookups do not reach, a very short time.
 UNSEEN = {"l2_gb_s": 40_000.0, "hot_lookup_ns": 0.01}
+# Host times, if the host runs ahead of the device, as in the timed loads: no call of theirs is shorter.
+LAUNCHES = {"fwd_overhead_us": 2.0, "bwd_overhead_us": 1.0, "fwd_host_us": 11.0, "bwd_host_us": 90.0}
 OF_CALLS = ("_overhead_us", "_host_us", "_call_us")  # endings of constants that no single kernel has
 FREE = tuple(
     name
     for name in (*FREE_CONSTANTS, *BY_KERNEL)
-    if name not in UNSEEN and name != MEMORY and not name.endswith(OF_CALLS)
+    if name not in (*UNSEEN, MEMORY, WEIGHT_STATE) and not name.endswith(OF_CALLS)
 )
+FULL_WARP = tuple(name for name in FREE if name.startswith("full_warp_"))
 GROUPS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in KERNELS},
     "forward": FORWARD_KERNELS,
@@ -88,9 +118,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 LONG_US = 100.0  # shorter kernels are hidden by their launches
 LONG_PASS_MS = 2.0  # of passes: launching the kernels takes up to 0.6 ms
+# Lookups of loads whose errors are stated separately.
+BANDS = ((0.0, 1e5), (1e5, 8e6), (8e6, 2e8))
+LOAD_WEIGHT = 2  # of the loads in the fit, because they are few
 COSTS = "shards of the cost dataset"
-CALLS = "all kernels of fused calls of random tables, pooled and not, with SGD, row-wise Adagrad and Adam"
-PASSES = "backward passes of shards of DLRM tables, FP16, row-wise Adagrad, batch 65,536"
+CALLS = "all kernels of fused calls of random tables, pooled and not"
+LOADS = "all embedding work of a device in plans of several planners, FP32 and FP16, SGD"
+SCRIPT, TIMER = "benchmarks/scripts/gpu_kernels.py", "benchmarks/shardbench/time_loads.py"
+PASSES = "passes of shards of DLRM tables, FP16, row-wise Adagrad, batch 65,536"
 
 
 @dataclass(frozen=True)
@@ -134,9 +169,12 @@ def halves(calls: Calls) -> tuple[Calls, Calls]:
     return calls.select(fitted_N), calls.select(~fitted_N)
 
 
-def fitted_profile(profile: GpuProfile, calls: Sequence[Calls]) -> GpuProfile:
-    """Fit the constants of all kernels."""
-    return fit_constants(replace(profile, **STARTS, **UNSEEN), [one.shards for one in calls], FREE)[0]
+def fitted_profile(profile: GpuProfile, calls: Sequence[Calls], free: Sequence[str]) -> GpuProfile:
+    """Fit the ``free`` constants of all kernels."""
+    starts = {name: value for name, value in STARTS.items() if name in free}
+    measured = [one.shards for one in calls if len(one.shards)]
+    found = fit_constants(replace(profile, **starts, **UNSEEN, **LAUNCHES), measured, free)[0]
+    return replace(found, **{WEIGHT_STATE: found.row_state_share})
 
 
 def with_measured_memory(profile: GpuProfile, lines: Iterable[dict[str, Any]]) -> GpuProfile:
@@ -154,13 +192,84 @@ def shards_of_costs(profile: GpuProfile, folder: Path) -> Calls:
     return Calls(replace(shards, times_ms_NM=times_NM), [{"kind": COSTS}] * len(shards))
 
 
+@dataclass(frozen=True)
+class TimedLoads:
+    """Timed loads of ShardBench's plans, all with SGD: L loads with N calls.
+
+    Attributes:
+        works: work of each call; ``load_N`` is its load.
+        timed_L2: forward and backward ms.
+        lookups_L: lookups of all calls.
+        replicas_L: weights of replicas, whose dense optimizer counts as backward.
+    """
+
+    loads: Sequence[Load]
+    works: ShardWork
+    load_N: npt.NDArray[np.int64]
+    timed_L2: FloatArray
+    lookups_L: FloatArray
+    replicas_L: FloatArray
+    gpu: str
+
+    @staticmethod
+    def of_gpu(profile: GpuProfile, gpu: str) -> TimedLoads:
+        """Read the loads of the timed plans of a GPU."""
+        results = [one for one in read_journal(PLANS) if one.status == FITS and one.gpu == gpu]
+        times, found = kernel_times_of(gpu), dict[str, Load]()
+        for cell, of_cell in by_cell(results).items():
+            task = cell.machine.task(cell.tables)
+            found |= {key_of(load): load for one in of_cell for load in loads_of(task, parts_of(one)) if load}
+        loads = [load for key, load in found.items() if key in times.runs]
+        calls = [call for load in loads for call in load]
+        lookups = [call.lookups_priced() for call in calls]
+        call_P = np.repeat(np.arange(len(calls)), [len(one) for one in lookups])
+        counter = WorkCounter(profile)
+        work = counter.shard_work(work_columns(counter, [one for some in lookups for one in some]), call_P, len(calls))
+        load_N = np.repeat(np.arange(len(loads)), [len(load) for load in loads])
+        values_N = [sum(rows * columns for rows, columns, _ in one.tables) * one.is_dense for one in calls]
+        lookups_L, replicas_L = (np.bincount(load_N, one_N) for one_N in (work.lookups, values_N))
+        timed_L2 = np.array([times.load_ms(load) for load in loads])
+        return TimedLoads(loads, work, load_N, timed_L2, lookups_L, replicas_L, gpu)
+
+    @property
+    def fitted_L(self) -> npt.NDArray[np.bool_]:
+        """Return True for loads to fit."""
+        return np.array([is_fitted(load) for load in self.loads])
+
+    def calls(self) -> Calls:
+        """Return the loads to fit, with the times of their kernels where known."""
+        chosen = np.flatnonzero(self.fitted_L)
+        kernels_ms = kernel_times_of(self.gpu).kernels_ms
+        known = [kernels_ms.get(key_of(self.loads[at]), {}) for at in chosen]
+        times = {name: np.array([one.get(name, np.nan) for one in known]) for name in KERNELS}
+        forward, backward = self.timed_L2[chosen].T
+        times_NM = stack_times(len(chosen), forward=forward, backward=backward, **times)
+        work = self.works.select(np.flatnonzero(self.fitted_L[self.load_N]))
+        return Calls(MeasuredShards(work, times_NM, chosen, SGD), [{"kind": "load"}] * len(chosen))
+
+    def predict_ms(self, profile: GpuProfile) -> FloatArray:
+        """Return the predicted forward and backward time, [L, 2]."""
+        forward_N, backward_N = forward_ns(profile, self.works), backward_ns(profile, self.works)
+        calls_L, forward_L, backward_L = (
+            np.bincount(self.load_N, one_N) for one_N in (np.ones(len(self.load_N)), forward_N, backward_N)
+        )
+        forward_L = pass_ms(forward_L, calls_L, profile.fwd_overhead_us, profile.fwd_host_us)
+        backward_L = pass_ms(backward_L, calls_L, profile.bwd_overhead_us, profile.bwd_host_us)
+        return np.stack([forward_L, backward_L + dense_ms(self.replicas_L, profile.hbm_bytes_per_ns, SGD)], axis=1)
+
+
 def times_us(profile: GpuProfile, calls: Calls, kernels: Sequence[str]) -> tuple[FloatArray, FloatArray]:
     """Return the predicted and measured sums of these kernels, [N] each."""
-    columns = [SHARD_TIMES.index(name) for name in kernels]
+    columns, known = [SHARD_TIMES.index(name) for name in kernels], known_N(calls, kernels)
     predicted_N = 1e3 * predict_times(profile, calls.shards.work, calls.shards.optimizer)[:, columns].sum(axis=1)
     measured_N = 1e3 * calls.shards.times_ms_NM[:, columns].sum(axis=1)
-    known_N = np.isfinite(measured_N)
-    return predicted_N[known_N], measured_N[known_N]
+    return predicted_N[known], measured_N[known]
+
+
+def known_N(calls: Calls, kernels: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Return True for calls where all of these kernels were measured, [N]."""
+    columns = [SHARD_TIMES.index(name) for name in kernels]
+    return np.asarray(np.isfinite(calls.shards.times_ms_NM[:, columns]).all(axis=1))
 
 
 def error_line(label: str, predicted: FloatArray, measured: FloatArray) -> list[str]:
@@ -193,11 +302,80 @@ def _together(profile: GpuProfile, calls: Sequence[Calls], kernels: Sequence[str
     return np.concatenate(predicted), np.concatenate(measured)
 
 
-def evidence_of(points: str, source: str, num_fitted: int, predicted: FloatArray, measured: FloatArray) -> Evidence:
-    """Return the evidence that a profile records."""
-    errors = Errors.of(predicted, measured)
-    shown = round(errors.median_percent, 2), round(errors.p90_percent, 2)
-    return Evidence(points, source, num_fitted, len(measured), *shown)
+def report_loads(profile: GpuProfile, loads: TimedLoads) -> str:
+    """Format the errors of held-out loads by their number of lookups, forward, backward and together."""
+    predicted_L2, held_L = loads.predict_ms(profile), ~loads.fitted_L
+    kinds_L = np.array([(len(load) > 1) + 2 * any(call.is_dense for call in load) for load in loads.loads])
+    lines = [["held-out loads", "number", "median ratio", "median error, %", "90 %", "fwd ratio", "bwd ratio"]]
+    parts = {f"{low:g} to {high:g} lookups": (loads.lookups_L >= low) & (loads.lookups_L < high) for low, high in BANDS}
+    parts |= {"one call": kinds_L == 0, "several calls": kinds_L == 1, "with replicas": kinds_L > 1}
+    for label, some_L in (parts | {"all": held_L}).items():
+        chosen = held_L & some_L
+        if chosen.any():
+            both = error_line(label, predicted_L2[chosen].sum(axis=1), loads.timed_L2[chosen].sum(axis=1))[:5]
+            ratios_2 = np.median(predicted_L2[chosen] / loads.timed_L2[chosen], axis=0)
+            lines.append([*both, *(f"{one:.2f}" for one in ratios_2)])
+    return text_table(lines, "<" + ">" * 6, "  ")
+
+
+class Judged(NamedTuple):
+    """Held-out times of one kind with their predictions, [M] each, and the lookups of the fitted ones."""
+
+    points: str
+    source: str
+    optimizers: tuple[str, ...]
+    fitted: FloatArray
+    lookups: FloatArray
+    predicted: FloatArray
+    measured: FloatArray
+
+    @staticmethod
+    def of_calls(
+        points: str, source: str, profile: GpuProfile, seen: Calls, judges: Calls, *kinds: Sequence[str]
+    ) -> Judged:
+        """Judge the sum of the kernels of each kind; a time that was not measured does not count."""
+        fitted_lookups, lookups = (
+            np.concatenate([one.shards.work.lookups[known_N(one, kernels)] for kernels in kinds])
+            for one in (seen, judges)
+        )
+        predicted, measured = zip(*(times_us(profile, judges, kernels) for kernels in kinds), strict=True)
+        optimizers = (judges.shards.optimizer,)
+        return Judged(
+            points, source, optimizers, fitted_lookups, lookups, np.concatenate(predicted), np.concatenate(measured)
+        )
+
+    @staticmethod
+    def of_loads(source: str, profile: GpuProfile, loads: TimedLoads) -> Judged:
+        """Judge forward and backward together of all loads that are not fitted."""
+        held_L = ~loads.fitted_L
+        predicted_L, timed_L = loads.predict_ms(profile).sum(axis=1)[held_L], loads.timed_L2.sum(axis=1)[held_L]
+        return Judged(LOADS, source, (SGD,), loads.lookups_L[~held_L], loads.lookups_L[held_L], predicted_L, timed_L)
+
+    def merge(self, other: Judged) -> Judged:
+        """Join with times of another kind."""
+        joined = (np.concatenate(pair) for pair in zip(self[3:], other[3:], strict=True))
+        optimizers = tuple(dict.fromkeys((*self.optimizers, *other.optimizers)))
+        points, source = ("; ".join(dict.fromkeys(pair)) for pair in zip(self[:2], other[:2], strict=True))
+        return Judged(points, source, optimizers, *joined)
+
+    def evidence(self, band: tuple[float, float] | None = None) -> Evidence:
+        """Return the evidence of the times in a band of lookups."""
+        low, high = band or (0.0, math.inf)
+        some = (self.lookups >= low) & (self.lookups < high)
+        errors = Errors.of(self.predicted[some], self.measured[some]) if some.any() else None
+        shown = (None, None) if errors is None else (round(errors.median_percent, 2), round(errors.p90_percent, 2))
+        fitted = int(((self.fitted >= low) & (self.fitted < high)).sum())
+        return Evidence(self.points, self.source, fitted, int(some.sum()), *shown, self.optimizers, band)
+
+
+def by_band(preferred: Judged, others: Judged) -> list[Evidence]:
+    """Return the evidence of each band of lookups, with other times where the preferred ones are few."""
+    found = [preferred.evidence(band) for band in BANDS]
+    merged = preferred.merge(others)
+    all_bands = (
+        one if one.held_out >= MIN_HELD_OUT else merged.evidence(band) for one, band in zip(found, BANDS, strict=True)
+    )
+    return [one for one in all_bands if one.held_out >= MIN_HELD_OUT]
 
 
 def host_times_us(lines: Iterable[dict[str, Any]]) -> dict[str, float]:
@@ -219,32 +397,56 @@ def main() -> None:
     parser.add_argument("profile", help="profile to fit, such as h100")
     parser.add_argument("measured", type=Path, help="output of gpu_kernels")
     parser.add_argument("--costs", type=Path, action="append", default=[], help="folder of a cost dataset")
+    parser.add_argument("--adam", default="", help="profile that provides the constants of Adam, which are not fitted")
+    parser.add_argument("--loads", default="", help="GPU whose timed loads are fitted, such as h100")
+    parser.add_argument("--judge", type=Path, help="output of gpu_kernels on another card, which only judges")
     parser.add_argument("--write", action="store_true", help="write the constants into the profile")
     args = parser.parse_args()
     lines = read_lines(args.measured)
     start = with_measured_memory(gpu_profile(args.profile), lines)
     origin = next(line for line in lines if line["what"] == "origin")
     fitted, held_out = zip(*map(halves, calls_of(start, lines, OPTIMIZERS)), strict=True)
+    free = FREE
+    if args.adam:  # all calls of Adam judge
+        other, adam = gpu_profile(args.adam), calls_of(start, lines, OPTIMIZERS[-1:])[0]
+        start = replace(start, **{name: getattr(other, name) for name in FULL_WARP})
+        fitted, held_out = (*fitted[:-1], adam.select(np.zeros(len(adam.shards), dtype=bool))), (*held_out[:-1], adam)
+        free = tuple(name for name in FREE if name not in FULL_WARP)
     costs = [halves(shards_of_costs(start, folder)) for folder in args.costs]
-    profile = fitted_profile(start, (*fitted, *(one for one, _ in costs)))
+    loads = TimedLoads.of_gpu(start, args.loads) if args.loads else None
+    of_loads = [] if loads is None else [loads.calls()] * LOAD_WEIGHT
+    profile = fitted_profile(start, (*fitted, *(one for one, _ in costs), *of_loads), free)
     print(report(profile, held_out, [one for _, one in costs]))
+    if loads is not None:
+        print(report_loads(profile, loads))
+    if args.judge:
+        print(report(profile, calls_of(start, read_lines(args.judge), OPTIMIZERS)))
     print("\n".join(f"{name}: {getattr(profile, name):.4g}" for name in FREE))
     print("\n".join(f"{name}: {us:.1f}" for name, us in host_times_us(lines).items()))
     if not args.write:
         return
     gpu = origin["hardware"].removeprefix("cuda: ")
-    source = f"one {gpu}: {origin['versions']}, by benchmarks/scripts/gpu_kernels.py"
-    counted = sum(len(one.shards) for one in fitted)
-    evidence = [evidence_of(CALLS, source, counted, *_together(profile, held_out, KERNELS))]
+    sources = [f"one {gpu}: {origin['versions']}, by {one}" for one in (SCRIPT, "evenshard benchmark", TIMER)]
+    calls = [
+        Judged.of_calls(f"{CALLS}, {seen.shards.optimizer}", sources[0], profile, seen, judges, KERNELS)
+        for seen, judges in zip(fitted, held_out, strict=True)
+    ]
+    best = dict(zip(OPTIMIZERS, calls, strict=True))
+    if loads is not None:
+        best[SGD] = Judged.of_loads(sources[2], profile, loads)
     for seen, judges in costs:
-        source = f"one {gpu}: {origin['versions']}, by evenshard benchmark"
-        num_fitted = len(times_us(profile, seen, ("backward",))[1])
-        evidence.append(evidence_of(PASSES, source, num_fitted, *times_us(profile, judges, ("backward",))))
+        passes = Judged.of_calls(PASSES, sources[1], profile, seen, judges, ("forward",), ("backward",))
+        best[seen.shards.optimizer] = best[seen.shards.optimizer].merge(passes)
+    evidence = [one for optimizer, own in zip(OPTIMIZERS, calls, strict=True) for one in by_band(best[optimizer], own)]
+    evidence.append(replace(reduce(Judged.merge, calls).evidence(), points=CALLS))
     path = profile_path(args.profile)
     for values, what in (
-        (FREE, f"fitted to kernels of one {gpu}, see evidence"),
+        (free, f"fitted to kernels of one {gpu}, see evidence"),
+        ([] if free == FREE else FULL_WARP, f"fitted: as the {args.adam} profile"),
+        (LAUNCHES, "fitted: to timed loads, which the host launched ahead, see benchmarks/scripts/fit_gpu_kernels.py"),
         ((MEMORY,), f"measured: a copy of 4 GB within the memory of one {gpu}"),
         (UNSEEN, "guess: no measured time depends on it"),
+        ((WEIGHT_STATE,), "guess: as a state per row"),
     ):
         numbers = {name: float(f"{getattr(profile, name):.4g}") for name in values}
         write_profile(path, numbers, what, tuple(evidence), path)

@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, calls_of, halves, read_lines, times_us
 from benchmarks.shardbench.cases import Cell
-from benchmarks.shardbench.loads import Load, key_of, loads_of, write_loads
+from benchmarks.shardbench.loads import Load, is_fitted, key_of, loads_of, write_loads
 from benchmarks.shardbench.page import by_cell
 from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
 from benchmarks.shardbench.timed import KERNEL_TIMES, PLANS, kernel_times_of
@@ -31,7 +31,7 @@ from evenshard.base.errors import BadInput
 from evenshard.planner.answer import interval_ms
 from evenshard.planner.intervals import compute_difference_interval, measure_common_work
 from evenshard.planner.pricing import device_error, part_costs, price_parts
-from evenshard.price.device_model import KERNELS
+from evenshard.price.device_model import BACKWARD_KERNELS, KERNELS
 from evenshard.price.evidence import DeviceError, widest
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.sharders.model import DeviceModel
@@ -47,6 +47,7 @@ LOOKUPS = {"below 0.1 M": (0.0, 1e5), "0.1 to 8 M": (1e5, 8e6), "from 8 M": (8e6
 # Plans are compared if their predicted times differ by less than this factor.
 ALIKE = 1.5
 KINDS: dict[str, Callable[[Load], bool]] = {
+    "no fit used": lambda load: not is_fitted(load),
     "one fused call": lambda load: len(load) == 1 and not load[0].is_dense,
     "several fused calls": lambda load: len(load) > 1 and not any(call.is_dense for call in load),
     "replicas among them": lambda load: any(call.is_dense for call in load),
@@ -128,7 +129,8 @@ def gaps(loads: Sequence[TimedLoad]) -> Iterator[str]:
         more_us = defaultdict[int, list[float]](list)
         for one in own:
             if key_of(one.load) in kernels_ms:
-                more_us[len(one.load)].append(1e3 * (one.timed[1] - kernels_ms[key_of(one.load)]))
+                own_ms = sum(kernels_ms[key_of(one.load)][name] for name in BACKWARD_KERNELS)
+                more_us[len(one.load)].append(1e3 * (one.timed[1] - own_ms))
         for calls, found in sorted(more_us.items()):
             more = f"{median(found):.0f} us more than their kernels"
             yield f"{gpu}, {calls} calls: backward passes take {more} (median of {len(found)} loads)."

@@ -62,6 +62,15 @@ class LoadCall:
             rows = self.tables[at][0]
             yield Table(_digest((rows, each, bins), 12), rows, 1, each, bins), features * self.batch_size
 
+    def lookups_priced(self) -> list[Lookup]:
+        """Return the lookups as a price takes them."""
+        found = []
+        for at, features, each, bins in self.lookups:
+            rows, columns, bits = self.tables[at]
+            table = Table(f"t{at}", rows, columns, each, bins, bits, pooling=self.pooling)
+            found.append(Lookup(table, features * self.batch_size, is_dense=self.is_dense))
+        return found
+
     def feature_tables(self) -> list[int]:
         """Return the table number of each feature."""
         return [at for at, features, *_ in self.lookups for _ in range(features)]
@@ -79,6 +88,11 @@ Load = tuple[LoadCall, ...]
 def key_of(load: Load) -> str:
     """Return the key of a load; equal loads have the same key on every CPU."""
     return _digest(tuple(map(astuple, load)), 16)
+
+
+def is_fitted(load: Load) -> bool:
+    """Return True for the half of the loads of one fused call, chosen by key, that profiles are fitted to."""
+    return len(load) == 1 and not load[0].is_dense and int(key_of(load), 16) % 2 == 0
 
 
 def round_floats(value: Any) -> Any:

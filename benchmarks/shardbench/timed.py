@@ -21,12 +21,19 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import Links, exchange_times, volumes_of
+from evenshard.price.device_model import KERNELS
 from evenshard.price.step_time import Phases, step_ms
 
 US_PER_MS = 1e3
-# Entries of torch.profiler that are not kernels, and kernels outside the backward pass: the flush writes signed chars.
+# Entries of torch.profiler that are not kernels; the flush writes signed chars. Other kernels are those of indices.
 OPERATORS = ("aten::", "fbgemm::", "autograd::", "cuda", "Optimizer", "Activity Buffer")
-NOT_BACKWARD = ("bounds_check_indices_kernel", "_forward_", "FillFunctor<signed char>")
+FLUSH = "FillFunctor<signed char>"
+CLASSES = {
+    "bounds_check_indices_kernel": "bounds_check",
+    "_forward_": "lookup",
+    "RadixSort": "sort",
+    "_per_row": "gradient",
+}
 KERNEL_TIMES = Path(__file__).resolve().parents[2] / "data" / "kernels"
 PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"  # journal of the timed plans
 
@@ -37,15 +44,15 @@ class KernelTimes:
     Attributes:
         runs: forward and backward ms of each load, by its key, one for each run that timed it; the optimizer's pass
             over dense gradients is part of the latter.
-        kernels_ms: the sum of a load's kernels in a backward pass, where torch.profiler saw them.
+        kernels_ms: the sums of a load's kernels by class, where torch.profiler saw them.
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
         self.runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        self.kernels_ms: dict[str, float] = {}
+        self.kernels_ms: dict[str, dict[str, float]] = {}
         for line in lines:
             if "kernels_us" in line:
-                self.kernels_ms[line["key"]] = _backward_us(line["kernels_us"]) / US_PER_MS
+                self.kernels_ms[line["key"]] = _kernels_ms(line["kernels_us"])
             if "forward_ms" in line:
                 forward, backward, dense = (median(line[name]) for name in ("forward_ms", "backward_ms", "dense_ms"))
                 self.runs[line["key"]].append((forward, backward + dense))
@@ -70,13 +77,13 @@ class KernelTimes:
         return round(float(step_ms(phases, task.pipeline)), 4)
 
 
-def _backward_us(kernels_us: Mapping[str, tuple[int, float]]) -> float:
-    """Sum the kernels of the backward pass, without the flush before it; operators of the host are excluded."""
-    return sum(
-        us
-        for name, (_, us) in kernels_us.items()
-        if not name.startswith(OPERATORS) and not any(part in name for part in NOT_BACKWARD)
-    )
+def _kernels_ms(kernels_us: Mapping[str, tuple[int, float]]) -> dict[str, float]:
+    """Sum the kernels by class, without the flush before them; operators of the host are excluded."""
+    found = dict.fromkeys(KERNELS, 0.0)
+    for name, (_, us) in kernels_us.items():
+        if not name.startswith(OPERATORS) and FLUSH not in name:
+            found[next((of for part, of in CLASSES.items() if part in name), "index")] += us / US_PER_MS
+    return found
 
 
 @cache

@@ -31,8 +31,10 @@ def errors_of(profile: str, calls: Sequence[Calls], kernels: Sequence[str] = KER
 
 @pytest.mark.parametrize("name", ["h100", "h200"])
 def test_profiles_state_their_errors_of_the_calls_that_judge(name: str) -> None:
-    stated = gpu_profile(name).evidence[0]
+    stated = gpu_profile(name).evidence[-1]
     fitted, held_out = zip(*map(halves, measured(name)), strict=True)
+    if name == "h200":  # its constants of Adam are those of the H100, so all its calls judge
+        fitted, held_out = fitted[:-1], (*held_out[:-1], measured(name)[-1])
     assert sum(len(one.shards) for one in fitted) == stated.fitted
     assert sum(len(one.shards) for one in held_out) == stated.held_out
     found = errors_of(name, held_out)

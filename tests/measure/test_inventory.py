@@ -49,7 +49,7 @@ def test_each_number_says_whether_it_is_measured_fitted_of_a_data_sheet_or_a_gue
         "data sheet": ("h100 num_sms", "l40s gradient_ns_per_row", "ethernet_25g bandwidth_gb_s"),
         "measured": ("v100 hbm_efficiency", "h200 hbm_efficiency"),
         "fitted": ("v100 l2_gb_s", "h200 lookup_ns_per_bag", "nvlink_h100 latency_us"),
-        "guess": ("h100 fwd_host_us", "h200 l2_gb_s", "ethernet_25g latency_us", "l40s sort_floor_us"),
+        "guess": ("h100 hot_lookup_ns", "h200 l2_gb_s", "ethernet_25g latency_us", "l40s sort_floor_us"),
     }.items():
         assert {of[name].origin for name in names} == {origin}
 

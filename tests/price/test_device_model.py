@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from evenshard.price.gpu_profile import BY_KERNEL, FREE_CONSTANTS, RATES, GpuPro
 from evenshard.price.kernel_calls import Lookup
 from evenshard.price.shard_work import NUM_WORK_COLUMNS, ShardWork, WindowGrid, WorkCounter, missed_bytes, sector_bytes
 from evenshard.price.simulated_price import DeviceModelPrice, work_columns
+from evenshard.search.bound_lines import price_bounds
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE
@@ -226,21 +226,62 @@ def test_the_hottest_row_takes_its_first_gradients_on_top_of_all_waits() -> None
 def test_rows_take_the_lanes_of_a_warp_that_the_widest_of_their_call_needs(dim: int, share: float, warps: int) -> None:
     """64 bags and 128 lookups of each of two tables, and as many distinct rows."""
     gpu = only(
-        lookup_lane_power=2, gradient_lane_power=0.5, gradient_wide_power=0.5, lookup_ns_per_bag=3,
+        lookup_lane_power=2, gradient_lane_power=0.5, gradient_wide_power=0.5, row_lane_power=1.5, lookup_ns_per_bag=3,
         lookup_ns_per_request=5, gradient_ns_per_request=7, gradient_ns_per_row=11,
     )  # fmt: skip
     narrow, other = SMALL, replace(SMALL, name="o", embedding_dim=dim)
     forward, backward = times_ns(narrow, other, batch_size=SMALL_BATCH, profile=gpu)
     assert forward == pytest.approx(2 * (64 * 3 * share**2 + 128 * 5 * share**2 * warps))
-    assert backward == pytest.approx(2 * 128 * (7 + 11) * share**0.5 * warps**0.5)
+    assert backward == pytest.approx(2 * 128 * (7 * share**0.5 + 11 * share**1.5) * warps**0.5)
 
 
-@pytest.mark.parametrize(("optimizer", "longer"), [("sgd", 0), ("rowwise_adagrad", 0.5), ("adagrad", 2), ("adam", 4)])
+@pytest.mark.parametrize(
+    ("optimizer", "longer"), [("sgd", 0), ("rowwise_adagrad", 0.5), ("adagrad", 2), ("partial_rowwise_adam", 2.5)]
+)
 def test_states_make_the_instructions_of_gradients_longer(optimizer: str, longer: float) -> None:
     found = small_ns(
         optimizer, gradient_lane_power=1.0, gradient_ns_per_request=4, row_state_share=0.5, weight_state_share=2
     )
     assert found[1] == pytest.approx(128 * 4 * (1 + longer) / 4)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lamb", "lars_sgd"])
+@pytest.mark.parametrize(("dim", "further"), [(4, 0), (128, 0), (132, 1)])
+def test_optimizers_with_full_warps_take_as_long_at_any_dim_of_a_warp(optimizer: str, dim: int, further: int) -> None:
+    """128 lookups of 128 rows, which are no faster for lanes, states or instructions of other optimizers."""
+    gpu = only(
+        full_warp_ns_per_lookup=2, full_warp_ns_per_request=3, full_warp_ns_per_row=5, gradient_lane_power=1,
+        row_lane_power=1, gradient_ns_per_request=7, gradient_ns_per_row=11, rounding_share=1, row_state_share=1,
+        weight_state_share=1,
+    )  # fmt: skip
+    half = replace(SMALL, embedding_dim=dim, weight_bits=16)
+    assert times_ns(half, batch_size=64, profile=gpu, optimizer=optimizer)[1] == pytest.approx(128 * (7 + 3 * further))
+    assert times_ns(half, batch_size=64, profile=gpu)[1] == pytest.approx(128 * (7 + 2 * 11) * (0.25, 1)[dim > 4])
+
+
+def test_lookups_whose_indices_the_l2_cannot_keep_take_longer() -> None:
+    """2**20 lookups of 4 bytes, of which an L2 of 1 MiB keeps a quarter. The bound knows that of each call."""
+    spilled = dict.fromkeys(("lookup_ns_per_spilled", "index_ns_per_spilled", "gradient_ns_per_spilled"), 2.0)
+    gpu, table = only(l2_mb=1, **spilled), Table("t", 10**6, 8, 16.0, READ_ONCE, 32)
+    assert times_ns(table, profile=gpu) == pytest.approx((1.5 * 2**20, 3 * 2**20), rel=1e-3)
+    price = DeviceModelPrice(gpu)
+    (sums_H,) = price.columns([Lookup(table, BATCH)])
+    bounds = price_bounds(price)
+    for calls, kept in ((0, 1.0), (1, 0.25), (3, 0.75), (4, 1.0)):
+        line = bounds.line_at(sums_H, calls)
+        took_2 = line.below_2 + line.slopes_2H @ sums_H
+        assert took_2 * 1e6 == pytest.approx(2**20 * (1 - kept) * np.array([2, 4]), rel=1e-3, abs=100)
+
+
+def test_a_call_checks_bags_with_lookups_longer_and_waits_between_backward_kernels() -> None:
+    """A dense call checks none. FP16 rows are rounded."""
+    gpu = only(bounds_ns_per_bag=1, bounds_ns_per_filled=2, bwd_gap_us=3)
+    few = replace(SMALL, pooling_factor=0.25)
+    assert times_ns(few, batch_size=64, profile=gpu) == pytest.approx((64 + 2 * 16, 3000))
+    assert times_ns(SMALL, batch_size=64, profile=gpu)[0] == pytest.approx(64 + 2 * 64)
+    price = DeviceModelPrice(gpu)
+    dense = price.call_ms(price.columns([Lookup(SMALL, 64, is_dense=True)]))[:2, 0]
+    assert dense * 1e6 == pytest.approx((0, 3000), abs=1e-3)
 
 
 def test_each_pass_of_the_sort_is_started_where_one_kernel_does_not_do() -> None:
@@ -340,9 +381,10 @@ def test_tables_that_nobody_looks_up_cost_a_forward_call() -> None:
 def test_the_more_an_optimizer_keeps_the_longer_is_the_backward_pass_and_no_other(profile: str) -> None:
     price, wide = DeviceModelPrice(gpu_profile(profile)), plain_table(rows=10**6, dim=256, pooling=1, bits=16)
     forward, backward, _ = price.call_ms(price.columns([Lookup(wide, BATCH, optimizer) for optimizer in STATE_NUMBERS]))
-    of_state = dict(zip(STATE_NUMBERS.values(), backward.tolist(), strict=True))
-    assert all(less < more for less, more in pairwise(of_state.values()))
-    assert len(set(forward)) == 1 and len(set(backward)) == len(of_state)  # those with as much state take as long
+    took = dict(zip(STATE_NUMBERS, backward.tolist(), strict=True))
+    full = [took.pop(optimizer) for optimizer in ("lars_sgd", "adam", "lamb")]
+    assert list(took.values()) == sorted(took.values()) and took["sgd"] < took["adagrad"] < took["partial_rowwise_adam"]
+    assert len(set(forward)) == 1 and full[0] < full[1] == full[2]
 
 
 def test_windows_approximate_the_misses_of_one_stream() -> None:

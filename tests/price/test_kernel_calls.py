@@ -68,7 +68,11 @@ def test_replicas_are_looked_up_for_the_samples_of_one_device() -> None:
     task = task_of(PLAIN, SHARED)
     placed = parts_by_table(task, [part(PLAIN, (0, 1, 2, 3)), part(SHARED, (1,))])
     replica, whole = list_held_parts(task, placed)
-    assert (replica.device, replica.call.is_dense, replica.lookups) == (EVERY_DEVICE, True, (Lookup(PLAIN, 16),))
+    assert (replica.device, replica.call.is_dense, replica.lookups) == (
+        EVERY_DEVICE,
+        True,
+        (Lookup(PLAIN, 16, is_dense=True),),
+    )
     assert (whole.device, whole.call.is_dense) == (1, False)
     assert [one.bags for one in whole.lookups] == [64, 64]
 

@@ -85,7 +85,7 @@ class OncePrice(AdditivePrice):
 
 
 class OnceBounds(PriceBounds):
-    def line_at(self, sums_H: FloatArray) -> TangentLine:
+    def line_at(self, sums_H: FloatArray, calls: int = 0) -> TangentLine:
         return TangentLine(0.5 * FORWARD_2, np.outer(FORWARD_2, [1.0, 0.0]))
 
     def least_call_ms(self, columns_PH: Columns) -> FloatArray:

@@ -48,7 +48,7 @@ class AdditivePrice(DevicePrice):
 
 
 class AdditiveBounds(PriceBounds):
-    def line_at(self, sums_H: FloatArray) -> TangentLine:
+    def line_at(self, sums_H: FloatArray, calls: int = 0) -> TangentLine:
         return TangentLine(0.5 * FORWARD_2, FORWARD_2[:, None])
 
 

@@ -7,8 +7,9 @@ each distinct row and apply the optimizer. Without lookups there is no backward 
 A kernel takes a minimum time, and time for each bag, lookup and distinct row. Kernels that read rows also wait for the
 L2 and for device memory; these waits overlap in part with the instructions (``overlap``). In profiles whose kernels
 were measured separately, instructions add to these waits, and every row of a call uses as many lanes of a warp as the
-widest row: see ``GpuProfile.lookup_lane_power``. The host adds a fixed time to each call, and a call is never shorter
-than the time that the host needs to launch its kernels.
+widest row: see ``GpuProfile.lookup_lane_power``. Only the gradient kernels of ``FULL_WARP_OPTIMIZERS`` do not divide a
+warp between rows. Lookups whose indices the L2 cannot keep take longer. The host adds a fixed time to each call, and a
+call is never shorter than the time that the host needs to launch its kernels.
 
 The terms come from traces and measurements of FBGEMM's kernels. A profile's ``evidence`` lists the data for its
 constants and its error.
@@ -38,6 +39,10 @@ MEDIUM_POWERS, MEDIUM_SHARES = (18.0, 21.0, 24.0), (0.0, 1.0, 0.0)
 LANE_VALUES, LEAST_LANES = 4, 8
 # Largest dims of calls whose rows take 8 lanes, 16, and a whole warp.
 LANE_LIMITS = (LEAST_LANES * LANE_VALUES, 2 * LEAST_LANES * LANE_VALUES, REQUEST_VALUES)
+# FBGEMM 1.6.0 has only one gradient kernel of these optimizers, <2, 32, true>: a full warp for a row of any dim. It has
+# kernels with 8, 16 and 32 lanes for all others, including the partial row-wise ones.
+FULL_WARP_OPTIMIZERS = ("adam", "lamb", "lars_sgd")
+SPILL_BYTES = 4  # an index, INT32
 HOT_LOOKUPS = 128.0  # lookups of a row that one warp sums
 ONE_KERNEL_PAIRS = 4864.0  # most pairs that a single CUB kernel sorts: 256 threads with 19 pairs each
 ANY_LOOKUPS = 0.5  # fewer expected lookups count as none
@@ -118,17 +123,15 @@ def forward_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 def backward_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
     """Return the time of the kernels of backward calls, with the update of the weights, [N]; 0 without lookups."""
     kernels_ns = index_ns(profile, work) + sort_ns(profile, work) + gradient_ns(profile, work, optimizer)
-    kernels_ns += profile.cached_bwd_us * NS_PER_US * work.cached
+    kernels_ns += (profile.bwd_gap_us + profile.cached_bwd_us * work.cached) * NS_PER_US
     return np.where(has_lookups(work.lookups), kernels_ns, 0.0)
 
 
 def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """Return the time of the kernel that checks every index against the rows of its table, [N]."""
-    return np.asarray(
-        profile.bounds_floor_us * NS_PER_US
-        + profile.bounds_ns_per_bag * work.bags
-        + profile.bounds_ns_per_lookup * work.lookups
-    )
+    """Return the time of the kernel that checks every index of a fused call against the rows of its table, [N]."""
+    checked_ns = profile.bounds_ns_per_bag * work.bags + profile.bounds_ns_per_lookup * work.lookups
+    checked_ns += profile.bounds_ns_per_filled * work.filled_bags
+    return np.asarray(profile.bounds_floor_us * NS_PER_US + (1 - work.dense) * checked_ns)
 
 
 class Waits(NamedTuple):
@@ -143,7 +146,13 @@ class Waits(NamedTuple):
 def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """Return the time of the forward kernel, where a warp sums the rows of a bag one after the other, [N]."""
     issued_ns = (all_lanes_ns(profile, work)[:2] * lanes_by_widest(profile, work.widest)[:2]).sum(axis=0)
+    issued_ns += profile.lookup_ns_per_spilled * spilled_lookups(profile, work.lookups)
     return np.asarray(profile.lookup_floor_us * NS_PER_US + issued_ns + overlap(np.stack(lookup_waits(profile, work))))
+
+
+def spilled_lookups(profile: GpuProfile, lookups: FloatArray) -> FloatArray:
+    """Return the lookups of calls beyond those whose indices fit in the L2, [N]."""
+    return np.maximum(lookups - profile.l2_bytes / SPILL_BYTES, 0.0)
 
 
 def lanes(widest: FloatArray, power: float) -> FloatArray:
@@ -154,23 +163,37 @@ def lanes(widest: FloatArray, power: float) -> FloatArray:
 
 
 def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
-    """Return the factors to apply to ``all_lanes_ns`` for the largest dim of a call, [3, N]."""
+    """Return the factors to apply to ``all_lanes_ns`` for the largest dim of a call, [4, N]."""
     bags = lanes(widest, profile.lookup_lane_power)
     gradients = lanes(widest, profile.gradient_lane_power)
     warps = np.ceil(np.maximum(widest, 1.0) / REQUEST_VALUES)
-    return np.stack([bags, bags * warps, gradients * warps**profile.gradient_wide_power])
+    wide = warps**profile.gradient_wide_power
+    return np.stack([bags, bags * warps, gradients * wide, lanes(widest, profile.row_lane_power) * wide])
 
 
 def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """Return the instruction time of bags, rows and gradients if a row takes a full warp, without waits, [3, N]."""
-    bags, rows, gradients = np.zeros((3, len(work.bags)))
+    """Return the instruction time of bags, rows, gradients and updates if a row takes a full warp, [4, N].
+
+    It excludes waits, and all of ``full_warp_ns``.
+    """
+    found = np.zeros((4, len(work.bags)))
     if profile.lookup_lane_power:
-        bags, rows = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups
-    if profile.gradient_lane_power:
+        found[:2] = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups
+    if profile.gradient_lane_power and optimizer not in FULL_WARP_OPTIMIZERS:
+        updated = work.uniques + profile.rounding_share * work.rounded_rows
+        found[2:] = profile.gradient_ns_per_request * work.lookups, profile.gradient_ns_per_row * updated
         per_row, per_weight = STATE_NUMBERS[optimizer]
-        longer = 1 + profile.row_state_share * per_row + profile.weight_state_share * per_weight
-        gradients = longer * profile.gradient_ns_per_request * work.lookups + profile.gradient_ns_per_row * work.uniques
-    return np.stack([bags, rows, gradients])
+        found[2:] *= 1 + profile.row_state_share * per_row + profile.weight_state_share * per_weight
+    return found
+
+
+def full_warp_ns(profile: GpuProfile, work: ShardWork, optimizer: str) -> FloatArray:
+    """Return the instruction time of the gradient kernels of ``FULL_WARP_OPTIMIZERS``, which is additive, [N]."""
+    if optimizer not in FULL_WARP_OPTIMIZERS:
+        return np.zeros(len(work.bags))
+    further = work.row_requests - work.lookups
+    found = profile.full_warp_ns_per_lookup * work.lookups + profile.full_warp_ns_per_request * further
+    return np.asarray(found + profile.full_warp_ns_per_row * work.uniques)
 
 
 def lookup_waits(profile: GpuProfile, work: ShardWork) -> Waits:
@@ -194,8 +217,9 @@ def longest_bag_ns(
 
 def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """Return the time of the kernels that compute linear indices and find equal runs, without the sort, [N]."""
-    bag_ns = profile.index_bag_ns * work.longest_bag
-    return np.asarray(profile.index_floor_us * NS_PER_US + additive_index_ns(profile, work) + bag_ns)
+    more_ns = profile.index_bag_ns * work.longest_bag
+    more_ns += profile.index_ns_per_spilled * spilled_lookups(profile, work.lookups)
+    return np.asarray(profile.index_floor_us * NS_PER_US + additive_index_ns(profile, work) + more_ns)
 
 
 def additive_index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
@@ -227,8 +251,9 @@ def sort_passes_ns(profile: GpuProfile, lookups: FloatArray, num_rows: FloatArra
 
 def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
     """Return the time of the backward kernels that sum each distinct row's gradients and update the row, [N]."""
-    issued_ns = all_lanes_ns(profile, work, optimizer)[2] * lanes_by_widest(profile, work.widest)[2]
-    issued_ns += hot_row_ns(profile, work.hottest)
+    issued_ns = (all_lanes_ns(profile, work, optimizer)[2:] * lanes_by_widest(profile, work.widest)[2:]).sum(axis=0)
+    issued_ns += full_warp_ns(profile, work, optimizer) + hot_row_ns(profile, work.hottest)
+    issued_ns += profile.gradient_ns_per_spilled * spilled_lookups(profile, work.lookups)
     waits_ns = overlap(np.stack(gradient_waits(profile, work, optimizer)))
     return np.asarray(profile.gradient_floor_us * NS_PER_US + issued_ns + waits_ns)
 

@@ -81,18 +81,30 @@ class GpuProfile:
     hot_lookup_ns: float  # time per gradient of the hottest row
     # Like ``short_call_us`` for more lookups: all of it at 2**21, nothing at 2**18 and from 2**24 on.
     medium_call_us: float = 0.0
+    bounds_ns_per_filled: float = 0.0  # additional time of the bounds check for each bag with lookups
     # If not 0, instructions of bags, rows and gradients add to the kernel's waits, and grow with this power of
     # the lanes of a warp that a row takes: the 8, 16 or 32 that the widest row of the call needs.
     lookup_lane_power: float = 0.0
-    gradient_lane_power: float = 0.0
+    gradient_lane_power: float = 0.0  # of each gradient
+    row_lane_power: float = 0.0  # of each distinct row in the gradient kernels
     gradient_wide_power: float = 0.0  # the same power, of the number of warps that the widest row fills
     # Relative increase of the instructions of gradients by an optimizer state per row, and by a state per weight.
     row_state_share: float = 0.0
     weight_state_share: float = 0.0
+    rounding_share: float = 0.0  # the same of a distinct row's instructions, if weights are rounded at random (FP16)
+    # Time of the gradient kernels of ``FULL_WARP_OPTIMIZERS``, where every row takes a full warp.
+    full_warp_ns_per_lookup: float = 0.0
+    full_warp_ns_per_request: float = 0.0  # of each 128 values after the first of a gradient
+    full_warp_ns_per_row: float = 0.0  # of each distinct row
+    # Additional time of each lookup beyond those whose indices fit in the L2, see ``device_model.spilled_lookups``.
+    lookup_ns_per_spilled: float = 0.0
+    index_ns_per_spilled: float = 0.0
+    gradient_ns_per_spilled: float = 0.0
     index_bag_ns: float = 0.0  # time of the kernels on indices per lookup of the longest bag
     sort_pass_us: float = 0.0  # time of each pass of the sort of a tiny input, if it takes several kernels
     # Time per gradient of the hottest row, up to ``HOT_LOOKUPS``: more are spread over the GPU. It adds to the waits.
     hot_row_ns: float = 0.0
+    bwd_gap_us: float = 0.0  # time between the kernels of a backward call
     cached_fwd_us: float = CACHED_FWD_US  # additional kernels of a call that looks up a cache; see ``price/offload.py``
     cached_bwd_us: float = CACHED_BWD_US
     host_gb_s: float = HOST_GB_S  # bandwidth of reading rows in host memory, 10**9 bytes per second
@@ -129,14 +141,24 @@ class GpuProfile:
 
 # Constants that require separate measurements of each kernel; 0 in profiles without them.
 BY_KERNEL = (
+    "bounds_ns_per_filled",
     "lookup_lane_power",
     "gradient_lane_power",
+    "row_lane_power",
     "gradient_wide_power",
     "row_state_share",
     "weight_state_share",
+    "rounding_share",
+    "full_warp_ns_per_lookup",
+    "full_warp_ns_per_request",
+    "full_warp_ns_per_row",
+    "lookup_ns_per_spilled",
+    "index_ns_per_spilled",
+    "gradient_ns_per_spilled",
     "index_bag_ns",
     "sort_pass_us",
     "hot_row_ns",
+    "bwd_gap_us",
 )
 # Physically possible values; a constant at its bound shows that the model lacks a term.
 _FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
@@ -167,14 +189,20 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "gradient_ns_per_request": _NS,
     "gradient_ns_per_row": _NS,
     "hot_lookup_ns": (1e-3, 1e5),
+    "bounds_ns_per_filled": _NS,
     "lookup_lane_power": (0.1, 1.5),
     "gradient_lane_power": (0.1, 1.5),
+    "row_lane_power": (0.1, 1.5),
     "gradient_wide_power": (0.01, 1.5),
     "row_state_share": (1e-3, 10.0),
     "weight_state_share": (1e-3, 10.0),
+    "rounding_share": (1e-3, 10.0),
+    **dict.fromkeys((f"full_warp_ns_per_{what}" for what in ("lookup", "request", "row")), _NS),
+    **dict.fromkeys((f"{kernel}_ns_per_spilled" for kernel in ("lookup", "index", "gradient")), _NS),
     "index_bag_ns": (1e-3, 1e5),
     "sort_pass_us": _FLOOR_US,
     "hot_row_ns": (1e-3, 1e5),
+    "bwd_gap_us": _FLOOR_US,
 }
 # Constants that no data sheet has: ``evenshard calibrate-device`` fits them to measured times.
 FREE_CONSTANTS = tuple(name for name in BOUNDS if name not in BY_KERNEL)

@@ -41,13 +41,15 @@ class Lookup(NamedTuple):
     """Lookups of one table (or part) in a kernel call, for ``bags`` samples.
 
     Each lookup of a sequence is an output. ``optimizer`` updates the table in the same call; for replicas it is sgd,
-    because their dense gradients are applied later. ``is_cached`` is True for a table with a cache.
+    because their dense gradients are applied later. ``is_cached`` is True for a table with a cache,
+    ``is_dense`` in a dense call.
     """
 
     table: Table
     bags: int
     optimizer: str = SGD
     is_cached: bool = False
+    is_dense: bool = False
 
     @property
     def pooled(self) -> Lookup:
@@ -60,7 +62,7 @@ class Lookup(NamedTuple):
 
     def with_dim(self, dim: int) -> Lookup:
         """Return the same lookups with another embedding dimension."""
-        return Lookup(self.table.with_fields(embedding_dim=dim), self.bags, self.optimizer, self.is_cached)
+        return self._replace(table=self.table.with_fields(embedding_dim=dim))
 
 
 class KernelCall(NamedTuple):
@@ -119,7 +121,8 @@ def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[Loo
 def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """Return the lookups of a replicated table on a device, for the device's own samples."""
     own = deduplicate_table(replica_table(table, task.num_devices), 1)
-    return split_features(own, max(round(task.local_batch), 1))
+    found = split_features(own, max(round(task.local_batch), 1))
+    return tuple(one._replace(is_dense=True) for one in found)
 
 
 def split_features(table: Table, batch_size: int, optimizer: str = SGD, is_cached: bool = False) -> tuple[Lookup, ...]:

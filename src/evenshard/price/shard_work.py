@@ -51,15 +51,18 @@ class ShardWork:
     Attributes:
         num_rows: rows of all tables, which determine the bits to sort.
         bags: samples times tables.
+        filled_bags: bags with a lookup, if lookups are spread evenly.
         uniques: distinct rows.
         row_miss_bytes, grad_miss_bytes: bytes of ``row_bytes`` and of ``grad_bytes`` that the L2 misses.
         output_bytes: embeddings of bags, or of lookups that are not pooled, FP32.
         grad_bytes: gradient rows read in the backward pass, one for each lookup.
         unique_values: values of the distinct rows, for optimizers with states per weight.
+        rounded_rows: distinct rows with weights of fewer than 32 bits, which an update rounds at random.
         hottest: lookups of the row with the most lookups.
         longest_bag: largest mean number of lookups per bag over tables.
         widest: largest dim.
         cached: 1 if rows are looked up in a cache, see ``work_columns``; else 0.
+        dense: 1 in a dense call, which does not check bounds; else 0.
     """
 
     num_tables: FloatArray
@@ -67,6 +70,7 @@ class ShardWork:
     num_rows: FloatArray
     lookups: FloatArray
     bags: FloatArray
+    filled_bags: FloatArray
     uniques: FloatArray
     unique_bytes: FloatArray
     row_bytes: FloatArray
@@ -77,10 +81,12 @@ class ShardWork:
     grad_miss_bytes: FloatArray
     unique_values: FloatArray
     unique_requests: FloatArray
+    rounded_rows: FloatArray
     hottest: FloatArray
     longest_bag: FloatArray
     widest: FloatArray
     cached: FloatArray
+    dense: FloatArray
 
     def select(self, mask_or_indices: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> ShardWork:
         """Return a subset of the shards."""
@@ -92,7 +98,7 @@ _FIELDS = tuple(field.name for field in fields(ShardWork))
 NUM_WORK_COLUMNS = len(_FIELDS)
 # Columns that are maxima over a shard's tables; all others are sums.
 MAXIMA = slice(_FIELDS.index("hottest"), len(_FIELDS))
-CACHED = _FIELDS.index("cached")
+CACHED, DENSE = _FIELDS.index("cached"), _FIELDS.index("dense")
 _ROW_MISSES, _ROW_BYTES, _TABLES, _BAGS = (
     _FIELDS.index(name) for name in ("row_miss_bytes", "row_bytes", "num_tables", "bags")
 )
@@ -206,6 +212,7 @@ def _table_columns(
         "num_rows": rows_T,
         "lookups": lookups_T,
         "bags": np.full(len(dims_T), float(batch_size)),
+        "filled_bags": np.minimum(lookups_T, batch_size),
         "uniques": uniques_T,
         "unique_bytes": uniques_T * row_bytes_T,
         "row_bytes": lookups_T * row_bytes_T,
@@ -216,10 +223,12 @@ def _table_columns(
         "grad_miss_bytes": _grad_misses(lookups_T, grad_row_bytes_T, outputs_T, l2_bytes),
         "unique_values": uniques_T * dims_T,
         "unique_requests": uniques_T * requests_T,
+        "rounded_rows": uniques_T * (bits_T < 8 * PLAIN_BYTES),
         "hottest": _hottest(uniques_TK, counts_TK),
         "longest_bag": lookups_T / batch_size,
         "widest": dims_T.astype(np.float64),
         "cached": np.zeros(len(dims_T)),
+        "dense": np.zeros(len(dims_T)),
     }
     plain_TC = np.stack([columns[name] for name in _FIELDS], axis=1)
     return np.concatenate(

@@ -25,6 +25,7 @@ from evenshard.price.device_model import (
     backward_ns,
     bounds_check_ns,
     forward_ns,
+    full_warp_ns,
     gradient_waits,
     has_lookups,
     hot_row_ns,
@@ -35,11 +36,12 @@ from evenshard.price.device_model import (
     overlap,
     pass_ms,
     sort_passes_ns,
+    spilled_lookups,
 )
 from evenshard.price.gpu_profile import GpuProfile
 from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup, group_by_bags
 from evenshard.price.offload import host_link
-from evenshard.price.shard_work import CACHED, WindowGrid, WorkCounter
+from evenshard.price.shard_work import CACHED, DENSE, WindowGrid, WorkCounter
 from evenshard.price.step import DeviceKind
 from evenshard.tables.reuse import FloatArray
 
@@ -48,8 +50,8 @@ OTHER_NS = slice(6, 8)  # forward and backward time that is neither a wait nor a
 # Waits of a kernel for instructions, for the L2, and for device memory, ns.
 LOOKUP_WAITS, GRADIENT_WAITS = slice(8, 11), slice(11, 14)
 # Instructions with a table's own lanes (in ``OTHER_NS``), and with all lanes of a warp, ns.
-OWN_LANES, ALL_LANES = slice(14, 17), slice(17, 20)
-SHARED = slice(20, 20 + 2 * len(WindowGrid.edges_W))  # columns of ``WindowGrid``, for tables that share the L2
+OWN_LANES, ALL_LANES = slice(14, 18), slice(18, 22)
+SHARED = slice(22, 22 + 2 * len(WindowGrid.edges_W))  # columns of ``WindowGrid``, for tables that share the L2
 LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1  # maxima over the tables of a call
 
 
@@ -58,6 +60,7 @@ class DeviceModelPrice:
 
     Attributes:
         floors_ns: times of the kernels of a tiny call, [2, 1].
+        spilled_ns_2: additional time of each of a call's ``spilled_lookups``, [2, 1].
         launch_ms_2, overhead_ms_2: host time to launch each call, and to begin a pass.
     """
 
@@ -68,9 +71,11 @@ class DeviceModelPrice:
     def __init__(self, profile: GpuProfile) -> None:
         self.profile, self._counter = profile, WorkCounter(profile)
         forward_us = profile.bounds_floor_us + profile.lookup_floor_us
-        backward_us = profile.index_floor_us + profile.sort_floor_us + profile.gradient_floor_us
+        backward_us = profile.index_floor_us + profile.sort_floor_us + profile.gradient_floor_us + profile.bwd_gap_us
         self.floors_ns = np.array([[forward_us], [backward_us]]) * NS_PER_US
         self.launch_ms_2 = np.array([profile.fwd_host_us, profile.bwd_host_us]) / US_PER_MS
+        more_ns = profile.index_ns_per_spilled + profile.gradient_ns_per_spilled
+        self.spilled_ns_2 = np.array([[profile.lookup_ns_per_spilled], [more_ns]])
         self._cache_ns_2 = np.array([[profile.cached_fwd_us], [profile.cached_bwd_us]]) * NS_PER_US
         self.overhead_ms_2 = np.array([profile.fwd_overhead_us, profile.bwd_overhead_us]) / US_PER_MS
         self._has_lanes = profile.lookup_lane_power > 0 or profile.gradient_lane_power > 0
@@ -92,6 +97,7 @@ class DeviceModelPrice:
             own_work = work.select(own)
             found[own, GRADIENT_WAITS] = np.stack(gradient_waits(profile, own_work, optimizer)[:3], axis=1)
             found[own, ALL_LANES] = all_lanes_ns(profile, own_work, optimizer).T
+            found[own, OTHER_NS.stop - 1] += full_warp_ns(profile, own_work, optimizer)
         if self._has_lanes:
             found[:, OWN_LANES] = found[:, ALL_LANES] * lanes_by_widest(profile, work.widest).T
             found[:, OTHER_NS] += _by_pass(found[:, OWN_LANES].T).T
@@ -113,9 +119,10 @@ class DeviceModelPrice:
         found = np.empty((3, len(sums_NH)))
         found[:2] = sums_HN[OTHER_NS]
         if self._has_lanes:
-            issued_3N = sums_HN[ALL_LANES] * lanes_by_widest(profile, sums_HN[WIDEST])
-            found[:2] += _by_pass(issued_3N - sums_HN[OWN_LANES])
+            issued_4N = sums_HN[ALL_LANES] * lanes_by_widest(profile, sums_HN[WIDEST])
+            found[:2] += _by_pass(issued_4N - sums_HN[OWN_LANES])
         found[:2] += overlap(waits_WPN)
+        found[:2] += self.spilled_ns_2 * spilled_lookups(profile, sums_HN[LOOKUPS])
         found[:2] += self.floors_ns + self._cache_ns_2 * sums_HN[IS_CACHED]
         found[1] += sort_passes_ns(profile, sums_HN[LOOKUPS], sums_HN[ROWS]) + hot_row_ns(profile, sums_HN[HOTTEST])
         found[1] += profile.index_bag_ns * sums_HN[LONGEST_BAG]
@@ -179,8 +186,8 @@ class DeviceModelPrice:
         return 0.0
 
 
-def _by_pass(issued_3N: FloatArray) -> FloatArray:
-    return np.stack([issued_3N[0] + issued_3N[1], issued_3N[2]])
+def _by_pass(issued_4N: FloatArray) -> FloatArray:
+    return np.asarray(issued_4N.reshape(2, 2, -1).sum(axis=1))
 
 
 def work_columns(
@@ -196,6 +203,7 @@ def work_columns(
     found_PC = np.empty((len(lookups), rows[0].shape[1]))
     found_PC[[at for numbers in by_bags.values() for at in numbers]] = np.concatenate(rows)
     found_PC[:, CACHED] = [one.is_cached for one in lookups]
+    found_PC[:, DENSE] = [one.is_dense for one in lookups]
     return found_PC
 
 

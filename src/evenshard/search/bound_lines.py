@@ -28,7 +28,7 @@ Legend: P tables looked up, H columns.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
 import numpy as np
@@ -39,6 +39,7 @@ from evenshard.price.device_model import (
     NS_PER_MS,
     NS_PER_US,
     ONE_KERNEL_PAIRS,
+    SPILL_BYTES,
     has_lookups,
     hot_row_ns,
     overlap,
@@ -74,11 +75,13 @@ TILT = 1.25  # factor of a slope in ``tilt_toward``
 class TangentLine:
     """Linear lower bound of a kernel call's forward and backward time, as a function of its column sums.
 
-    Its value is ``at_0_2 + slopes_2H @ sums_H``, where ``at_0_2`` is the time at zero columns.
+    Its value is ``at_0_2 + slopes_2H @ sums_H``, where ``at_0_2`` is the time at zero columns. With lines for several
+    calls of a device, the ``below_2`` of each counts.
     """
 
     at_0_2: FloatArray
     slopes_2H: FloatArray
+    below_2: FloatArray = field(default_factory=lambda: np.zeros(2))  # at most 0
 
     def compute_work(self, columns_PH: Columns) -> FloatArray:
         """Return each table's contribution to the linear bound, forward and backward, [2, P] ms."""
@@ -105,8 +108,12 @@ class PriceBounds:
     def __init__(self, price: DevicePrice) -> None:
         self.price = price
 
-    def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """Return a linear lower bound of kernel time that is tight near the given column sums."""
+    def line_at(self, sums_H: FloatArray, calls: int = 0) -> TangentLine:
+        """Return a linear lower bound of kernel time that is tight near the given column sums.
+
+        Args:
+            calls: the most calls that a device divides these sums into; 0 if unknown.
+        """
         raise NotImplementedError
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
@@ -160,12 +167,13 @@ class DeviceModelBounds(PriceBounds):
         super().__init__(price)
         self._price, self._profile = price, price.profile
 
-    def line_at(self, sums_H: FloatArray) -> TangentLine:
+    def line_at(self, sums_H: FloatArray, calls: int = 0) -> TangentLine:
         """Return a tangent to the memory wait times of a call's kernels as a linear lower bound.
 
         The waits of several calls are at least those of one call (Minkowski). The bound leaves out the longest bag, the
         hottest row, lanes that a row occupies only because another row is wider, L2 misses caused by other tables, the
-        start of each sort pass, time outside of kernels, and a cache's kernels.
+        start of each sort pass, time outside of kernels, and a cache's kernels. If the number
+        of calls is known, all but the lookups that fit in the L2 in each call count as spilled.
         """
         slopes_2H = np.zeros((2, len(sums_H)))
         others = range(OTHER_NS.start, OTHER_NS.stop)
@@ -173,7 +181,13 @@ class DeviceModelBounds(PriceBounds):
             norm_ns = max(float(overlap(sums_H[waits])), 1e-9)
             slopes_H[waits] = (sums_H[waits] / norm_ns) ** 2
             slopes_H[other] = 1.0
-        return TangentLine(self._price.overhead_ms_2 + self.further_call_ms_2, slopes_2H / NS_PER_MS)
+        at_0_2, below_2 = self._price.overhead_ms_2 + self.further_call_ms_2, np.zeros(2)
+        kept = calls * self._profile.l2_bytes / SPILL_BYTES
+        if 0 < kept < sums_H[LOOKUPS]:
+            spilled_ns_2 = self._price.spilled_ns_2[:, 0]
+            slopes_2H[:, LOOKUPS] += spilled_ns_2
+            below_2 = -kept * spilled_ns_2 / NS_PER_MS
+        return TangentLine(at_0_2, slopes_2H / NS_PER_MS, below_2)
 
     def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
         """Return the radix-sort time that each table's row count alone requires, [2, P]."""

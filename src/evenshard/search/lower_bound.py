@@ -326,20 +326,22 @@ class _Bounds:
         chosen_W = table.number_O == (0 if chosen_G is None else chosen_G[table.group_O])
         weight_W = chosen_W * self._copies_W / self._devices
         is_own_YC = self._class_W[self._option_C] == np.arange(len(self._latency_Y))[:, None]
+        calls_Y = [len(np.unique(self._call_C[is_own_C])) for is_own_C in is_own_YC]
         if chosen_G is None or not bounds.price.is_by_call:
-            is_own_YC = np.ones_like(is_own_YC)
+            is_own_YC, calls_Y = np.ones_like(is_own_YC), [0] * len(calls_Y)
         works_2W, lines = self._steps_2W.copy(), []
         columns_CH = columns_PH[self._row_C]
-        for own, is_own_C in enumerate(is_own_YC):
+        for own, (is_own_C, calls) in enumerate(zip(is_own_YC, calls_Y, strict=True)):
             sums_H = (weight_W[self._option_C] * is_own_C) @ columns_CH
             if not sums_H.any():
-                sums_H = weight_W[self._option_C] @ columns_CH
-            lines.append(line := bounds.line_at(sums_H))
+                sums_H, calls = weight_W[self._option_C] @ columns_CH, 0
+            lines.append(line := bounds.line_at(sums_H, calls))
             is_own_W = self._class_W == own
             works_2W[:, is_own_W] += self._sum_copies(line.compute_work(columns_PH))[:, is_own_W]
         parts_2FU = self._cuts.part_work_2FU(kind, lines, self._class_W) + self._cuts.shared_work_2FU
         works_2W[:, self._cuts.options] = self._cuts.least_work_2(parts_2FU)
-        return _Lines((tuple(lines),), np.min([line.at_0_2 for line in lines], axis=0), works_2W)
+        at_0_2 = np.min([line.at_0_2 for line in lines], axis=0) + np.sum([line.below_2 for line in lines], axis=0)
+        return _Lines((tuple(lines),), at_0_2, works_2W)
 
     def _sum_copies(self, works_2P: FloatArray) -> FloatArray:
         """Sum the work of each option's looked-up rows over all its devices."""

@@ -140,7 +140,7 @@ class LearnedBounds(PriceBounds):
         super().__init__(price)
         self._price = price
 
-    def line_at(self, sums_H: FloatArray) -> TangentLine:
+    def line_at(self, sums_H: FloatArray, calls: int = 0) -> TangentLine:
         """Return the tangent at ``sums_H`` to the compute times without sort passes and warp lanes."""
         price = self._price
         bent = (sums_H[FIRST_PIECE:] + price.bias_H).reshape(price.pieces, -1)
