@@ -103,9 +103,10 @@ def errors(results: Sequence[Result]) -> Iterator[str]:
     yield "| cell | plans timed | device model by timed: median | least | most | rank correlation |"
     yield "|---|" + "---:|" * 5
     for cell, of_cell in by_cell(results).items():
-        pairs = np.array(
-            [(one.device_ms, one.kernels_ms) for one in of_cell if one.kernels_ms is not None], dtype=float
-        )
+        model, request = DeviceModel(cell.machine.hardware), cell.machine.request(cell.tables)
+        costs, timed = part_costs(request, model), [one for one in of_cell if one.kernels_ms is not None]
+        predicted = (price_parts(request, model, costs, costs.predict(parts_of(one)))[0].predicted_ms for one in timed)
+        pairs = np.array(list(zip(predicted, (one.kernels_ms for one in timed), strict=True)), dtype=float)
         if len(pairs) > 2:
             ratios = pairs[:, 0] / pairs[:, 1]
             yield (

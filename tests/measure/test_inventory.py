@@ -93,8 +93,9 @@ def test_the_command_lists_everything(capsys: pytest.CaptureFixture[str], monkey
     assert main(["hardware"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     for one in (*list_devices(), *list_links()):
-        line = next(line for line in lines if line[0] == one.name)
-        assert f"{one.error.factor:.3g}" in line
+        at = next(at for at, line in enumerate(lines) if line[0] == one.name)
+        line, factors = lines[at], [word for line in lines[at : at + len(one.evidence) + 1] for word in line]
+        assert f"{one.error.factor:.3g}" in factors
         if confirmed := [seen for seen in one.evidence if seen.held_out]:
             assert f"{confirmed[0].held_out:,}" in line
     assert main(["hardware", "--json"]) == 0

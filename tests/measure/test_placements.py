@@ -86,10 +86,11 @@ def test_exchanges_are_those_of_the_collectives() -> None:
     assert [device.bwd_all_to_all_ms for device in found.devices] == expected.backward.tolist()
 
 
-def kernel_ms(one: Table, batch_size: int = BATCH) -> tuple[float, float]:
-    """Forward and backward of a call for one table."""
+def kernel_ms(one: Table, batch_size: int = BATCH, dense: float = 0.0) -> tuple[float, float]:
+    """Forward and backward of a call for one table; a dense call checks no bounds."""
     counter = WorkCounter(H200)
     work = counter.shard_work(counter.columns([one], batch_size), np.zeros(1, dtype=np.int64), 1)
+    work = replace(work, dense=np.array([dense]))
     return float(forward_ms(H200, work)[0]), float(backward_ms(H200, work)[0])
 
 
@@ -111,7 +112,7 @@ def test_a_replica_costs_the_same_on_all_devices() -> None:
     whole = Table("t", rows, 32, pooling_factor, feasible_reuse_bins(rows, pooling_factor * BATCH))
     found = cost(of_task(whole), [on(whole, *range(8))])
     assert len(set(found.devices)) == 1
-    fwd, bwd = kernel_ms(replica_table(whole, 8), BATCH // 8)
+    fwd, bwd = kernel_ms(replica_table(whole, 8), BATCH // 8, dense=1.0)
     values = rows * 32
     update_ms = values * 4 * 4 / H200.hbm_bytes_per_ns / 1e6
     assert dense_ms(values, H200.hbm_bytes_per_ns, "sgd") == pytest.approx(update_ms)
