@@ -13,8 +13,6 @@ Legend: N calls, M measurable times.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.references.rows import read_rows, run_script
 from benchmarks.scripts.gpu_kernels import Shard
 from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.device import (
@@ -104,12 +103,6 @@ class Calls:
         """Return the calls selected by a mask."""
         lines = [line for line, chosen in zip(self.lines, mask_N.tolist(), strict=True) if chosen]
         return Calls(self.shards.select(mask_N), lines)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read all lines of a file of ``gpu_kernels``, which may be gzipped."""
-    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def calls_of(profile: GpuProfile, lines: Iterable[dict[str, Any]], optimizers: Sequence[str]) -> list[Calls]:
@@ -221,7 +214,7 @@ def main() -> None:
     parser.add_argument("--costs", type=Path, action="append", default=[], help="folder of a cost dataset")
     parser.add_argument("--write", action="store_true", help="write the constants into the profile")
     args = parser.parse_args()
-    lines = read_lines(args.measured)
+    lines = read_rows(args.measured)
     start = with_measured_memory(gpu_profile(args.profile), lines)
     origin = next(line for line in lines if line["what"] == "origin")
     fitted, held_out = zip(*map(halves, calls_of(start, lines, OPTIMIZERS)), strict=True)
@@ -251,4 +244,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -15,7 +15,6 @@ Legend: P rows.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.references import others_measurements
+from benchmarks.references.rows import read_rows, run_script
 from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.link import ExchangePoint, fit_curve, fit_link, write_link
 from evenshard.price.evidence import Evidence
@@ -70,13 +70,12 @@ Truth = Mapping[str, Mapping[tuple[str, int], Rows]]
 def read_truth(folder: Path) -> tuple[Truth, int]:
     """Read the rows of every link in ``LINK_OF_GPU``, and count how many more were noise."""
     series: dict[tuple[str, str, int, str], dict[int, float]] = defaultdict(dict)
-    with (folder / FILE).open() as file:
-        for row in csv.DictReader(file):
-            if row["gpu"] not in LINK_OF_GPU:
-                continue
-            collective = row["collective"].replace("alltoall", ALL_TO_ALL)
-            key = (LINK_OF_GPU[row["gpu"]], collective, int(row["num_gpus"]), row["dtype_bytes"])
-            series[key][int(row["bytes"])] = 1e3 * float(row["ms"])
+    for row in read_rows(folder / FILE):
+        if row["gpu"] not in LINK_OF_GPU:
+            continue
+        collective = row["collective"].replace("alltoall", ALL_TO_ALL)
+        key = (LINK_OF_GPU[row["gpu"]], collective, int(row["num_gpus"]), row["dtype_bytes"])
+        series[key][int(row["bytes"])] = 1e3 * float(row["ms"])
     found: dict[str, dict[tuple[str, int], list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     noise = 0
     for (link, collective, num, _), of_size in series.items():
@@ -237,4 +236,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)
