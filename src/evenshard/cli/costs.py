@@ -34,7 +34,7 @@ from evenshard.planner.knobs import place_knob
 ADD = "add"  # `evenshard hardware add`, in place of the name of hardware
 
 
-def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
+def _describe(args: argparse.Namespace) -> None:
     from evenshard.cli.describe import describe_file, file_text
     from evenshard.measure.describe import describe, format_description
 
@@ -53,10 +53,9 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
             f"repeated measurements of a placement spread by {spread_pct:.1f} %, more than {args.max_noise:g} %. "
             "Measure on a quieter machine, or raise --max-noise."
         )
-    return {}
 
 
-def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
+def _hardware(args: argparse.Namespace) -> None:
     from evenshard.measure.inventory import find_hardware, format_hardware, format_inventory, inventory
 
     if (args.name == ADD) != (args.sheet is not None) or (args.out and not args.sheet):
@@ -70,7 +69,6 @@ def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
     else:
         hardware = find_hardware(args.name)
         print(json.dumps(asdict(hardware), indent=1) if args.json else format_hardware(hardware))
-    return {}
 
 
 def _add_hardware(sheet: Path, out: Path) -> None:
@@ -85,26 +83,24 @@ def _hardware_here(args: argparse.Namespace) -> None:
     write_text(args.here, text + "\n")
 
 
-def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
+def _calibrate_link(args: argparse.Namespace) -> None:
     from evenshard.measure.calibrate.link import calibrate_link
     from evenshard.measure.distributed import collective
 
     measure = section(load_params_file(args), "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
     if collective.is_follower():  # only rank 0 fits and writes; the other ranks measure what it requests
         collective.serve(measure)
-        return {}
+        return
     for path, fit in calibrate_link(measure, args.out, args.max_mb).items():
         print(fit.text())
         print(f"saved: {path} (use it as measure.link: {path})")
-    return {}
 
 
-def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
+def _calibrate_device(args: argparse.Namespace) -> None:
     from evenshard.loop import calibrate_device as stage
 
     print(stage.run(args.tables, args.costs, args.profile, args.out))
     print(f"saved: {args.out} (use it as hardware: simulated:{args.out})")
-    return {}
 
 
 def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -124,7 +120,7 @@ def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     return found
 
 
-def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
+def _observe(args: argparse.Namespace) -> None:
     from evenshard.loop import observe as stage
 
     inputs = ObserveInputs(**flag_values(args, ObserveInputs))
@@ -136,7 +132,6 @@ def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
         print(stage.observation_text(observation, comparison))
         if args.costs_out is not None:
             print(f"saved: {args.costs_out}")
-    return {}
 
 
 def add_commands(commands: Commands) -> None:

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 
 
-def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
+def _promote(args: argparse.Namespace) -> int:
     from evenshard.loop.decisions.promote import (
         COSTS,
         PROMOTION_REPORT,
@@ -64,7 +63,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     evaluate = section(params, "evaluate", EvaluateConfig)
     if collective.is_follower():  # only rank 0 decides; the other ranks measure what it requests
         collective.serve(measure)
-        return {}
+        return 0
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
     log_backlog(build_serving_code)  # registers models that MLflow missed; one of them may be the newest version
     inputs = PromoteInputs(**flag_values(args, PromoteInputs))
@@ -83,10 +82,10 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         print(json.dumps(as_json(done), indent=1))
     else:
         print_promotion(done)
-    return REFUSED if done.outcome is PromotionOutcome.REFUSED else {}
+    return REFUSED if done.outcome is PromotionOutcome.REFUSED else 0
 
 
-def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
+def _drift(args: argparse.Namespace) -> int:
     from evenshard.loop.decisions.drift import compute_drift, print_drift
     from evenshard.planner.diff import diff
     from evenshard.planner.file import load_answer, save_answer
@@ -135,7 +134,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
             print(f"\nNo new placement: {problem}")
     if drift.retrain_due:
         return RETRAIN
-    return BAD_INPUT if problem else {}
+    return BAD_INPUT if problem else 0
 
 
 def _drift_json(drift: Drift, model: Model, difference: Difference | None, problem: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +36,12 @@ GROUP_HINTS = {"table_rules": "Each of these flags can be repeated."}
 _PATHS = ("tables", "model", "hosts", "traffic", "near", "hardware", "intra", "inter")
 
 
-def _place(args: argparse.Namespace) -> Mapping[str, Any]:
+def _place(args: argparse.Namespace) -> None:
     from evenshard.planner.file import json_schema, json_text
 
     if args.schema:
         print(json.dumps(json_schema(), indent=1))
-        return {}
+        return
     from evenshard.planner.baselines import FULL_SPACE, RULE
     from evenshard.report.answer import print_answer
     from evenshard.sharders.catalog import HEURISTICS
@@ -52,7 +51,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         from evenshard.planner.config_file import config_text
 
         print(config_text(tables, chosen), end="")
-        return {}
+        return
     _check_output(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
     more = () if args.report is None else (RULE, *torchrec, *([FULL_SPACE] if torchrec else ()))
@@ -69,7 +68,6 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json_text(answer), end="")
     elif not args.quiet and args.out != STDOUT:
         print_answer(answer, missing=missing, verbose=args.verbose)
-    return {}
 
 
 def _request(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:

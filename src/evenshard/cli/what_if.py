@@ -76,7 +76,7 @@ FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
+def _what_if(args: argparse.Namespace) -> None:
     from evenshard.planner.what_if.answer import save_what_if
     from evenshard.report.what_if import print_what_if
 
@@ -88,7 +88,6 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json.dumps(found.record(), indent=1, allow_nan=False))
     else:
         print_what_if(found)
-    return {}
 
 
 def add_commands(commands: Commands) -> None:
