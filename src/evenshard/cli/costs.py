@@ -56,31 +56,29 @@ def _describe(args: argparse.Namespace) -> None:
 
 
 def _hardware(args: argparse.Namespace) -> None:
-    from evenshard.measure.inventory import find_hardware, format_hardware, format_inventory, inventory
+    from evenshard.measure.inventory import (
+        add_hardware,
+        find_hardware,
+        format_confirmation,
+        format_hardware,
+        format_inventory,
+        inventory,
+    )
 
     if (args.name == ADD) != (args.sheet is not None) or (args.out and not args.sheet):
         raise BadConfig(f"Use {ADD} and --spec together: `evenshard hardware {ADD} --spec gpu.yaml`.")
     if args.sheet is not None:
-        _add_hardware(args.sheet, args.out or Path(f"{args.sheet.stem}_profile.yaml"))
+        out = args.out or Path(f"{args.sheet.stem}_profile.yaml")
+        print(format_confirmation(add_hardware(args.sheet, out)))
+        print(f"saved: {out} (use it as hardware: simulated:{out})")
     elif args.here is not None:
-        _hardware_here(args)
+        here = identify_hardware(section(load_params_file(args), "measure", MeasureConfig))
+        write_text(args.here, json.dumps(here, indent=1) + "\n")
     elif args.name is None:
         print(json.dumps(inventory(), indent=1) if args.json else format_inventory())
     else:
         hardware = find_hardware(args.name)
         print(json.dumps(asdict(hardware), indent=1) if args.json else format_hardware(hardware))
-
-
-def _add_hardware(sheet: Path, out: Path) -> None:
-    from evenshard.measure.inventory import add_hardware, format_confirmation
-
-    print(format_confirmation(add_hardware(sheet, out)))
-    print(f"saved: {out} (use it as hardware: simulated:{out})")
-
-
-def _hardware_here(args: argparse.Namespace) -> None:
-    text = json.dumps(identify_hardware(section(load_params_file(args), "measure", MeasureConfig)), indent=1)
-    write_text(args.here, text + "\n")
 
 
 def _calibrate_link(args: argparse.Namespace) -> None:
@@ -167,12 +165,7 @@ def add_commands(commands: Commands) -> None:
         nargs="?",
         help="simulated device or link, such as h200 or nvlink_a100, or its YAML file; or `add`, with --spec",
     )
-    sub.add_argument(
-        "--spec",
-        **PATH,
-        dest="sheet",
-        help=f"with {ADD}: values from the data sheet of a GPU (.yaml)",
-    )
+    sub.add_argument("--spec", **PATH, dest="sheet", help=f"with {ADD}: values from the data sheet of a GPU (.yaml)")
     sub.add_argument("--out", **OUTPUT, help=f"with {ADD}: profile to write (default: SPEC_profile.yaml)")
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument(

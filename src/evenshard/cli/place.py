@@ -49,7 +49,8 @@ def _place(args: argparse.Namespace) -> None:
     with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
         answer = place(tables, **chosen, compare=compare, progress=progress)
     if args.out is not None:
-        _write(_contents(args, answer), args.out)
+        text = _contents(args, answer)
+        print(text, end="") if args.out == STDOUT else write_text(args.out, text)
     if args.report is not None:
         from evenshard.report.page.page import save_page
 
@@ -98,13 +99,6 @@ def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
     from evenshard.planner.file import json_text
 
     return json_text(answer)
-
-
-def _write(text: str, path: Path) -> None:
-    if path == STDOUT:
-        print(text, end="")
-        return
-    write_text(path, text)
 
 
 def _torchrec() -> tuple[tuple[str, ...], str]:

@@ -45,10 +45,6 @@ def _numbers(text: str) -> Sequence[int]:
     return [int(cli.number(part, int)) for part in text.split(",")]
 
 
-def _group_sizes(text: str) -> Sequence[int] | str:
-    return text if text == "all" else _numbers(text)
-
-
 _FLOAT, _INT, _NAME = (
     PerHardware(kind) for kind in (partial(cli.number, kind=float), partial(cli.number, kind=int), str)
 )
@@ -63,7 +59,7 @@ FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "intra": {"type": _NAME, "metavar": "LINK|NAME=LINK,..."},
     "inter": {"type": _NAME, "metavar": "LINK|NAME=LINK,..."},
     "model": {"type": _NAME, "metavar": "PATH|NAME=PATH,..."},
-    "group_sizes": {"type": _group_sizes, "metavar": "N[,N]|all"},
+    "group_sizes": {"type": lambda text: text if text == "all" else _numbers(text), "metavar": "N[,N]|all"},
 }
 
 

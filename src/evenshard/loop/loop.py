@@ -363,9 +363,7 @@ class EvaluateConfig:
         range=COUNT_OR_NONE,
     )
     scores_per_table: int = knob(
-        6_000,
-        "budget of evenshard's search: number of device scores per table of the task",
-        range=COUNT_OR_NONE,
+        6_000, "budget of evenshard's search: number of device scores per table of the task", range=COUNT_OR_NONE
     )
     seed: int = knob(0, "seed of the random sharder and of evenshard's search")
 

@@ -71,12 +71,7 @@ OPTIMIZERS = {
     SGD: Optimizer((0, 0), ("EXACT_SGD", "SGD", "NONE"), "SGD", has_cpu_kernels=True),
     "rowwise_adagrad": Optimizer(
         (1, 0),
-        (
-            "EXACT_ROWWISE_ADAGRAD",
-            "ROWWISE_ADAGRAD",
-            "EXACT_ROWWISE_WEIGHTED_ADAGRAD",
-            "EMAINPLACE_ROWWISE_ADAGRAD",
-        ),
+        ("EXACT_ROWWISE_ADAGRAD", "ROWWISE_ADAGRAD", "EXACT_ROWWISE_WEIGHTED_ADAGRAD", "EMAINPLACE_ROWWISE_ADAGRAD"),
         "Adagrad",
         has_cpu_kernels=True,
         dense_problem="torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",

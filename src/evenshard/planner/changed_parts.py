@@ -18,12 +18,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import names_text
 from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.placement import device_mask, merge_groups
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    COLUMNS_ALONE,
-    SHARDING_TYPES,
-    least_limited_column_type,
-)
+from evenshard.placement.sharding import COLUMN_WISE, COLUMNS_ALONE, SHARDING_TYPES, least_limited_column_type
 from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs

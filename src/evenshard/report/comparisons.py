@@ -218,11 +218,7 @@ def marker(title: str) -> str:
 
 
 def difference_markdown(
-    difference: Difference,
-    old: PlacementAnswer,
-    new: PlacementAnswer,
-    title: str = "",
-    paid: Payback | None = None,
+    difference: Difference, old: PlacementAnswer, new: PlacementAnswer, title: str = "", paid: Payback | None = None
 ) -> str:
     """Return a comment on the diff of two answers; its title is the new answer's table file by default."""
     title = title or str(new.lineage.get("tables") or "placement")

@@ -40,15 +40,7 @@ TIMEOUTS = {
 CALLER_ERRORS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 # Statuses below 500 that a retry may fix, and errors that no retry fixes.
 RETRYABLE_STATUSES = (408, 425, 429)
-_PERMANENT = (
-    EvenshardError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    FileNotFoundError,
-)
+_PERMANENT = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
 # Most characters of a refusal message, which ends with the remedy.
 _LONGEST_REFUSAL = 800
 # Errors of SQLite that a retry does not fix.

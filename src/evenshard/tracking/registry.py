@@ -162,20 +162,12 @@ def _ensure_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
     name, tags = logged.name, {**logged.tags, MODEL_ID_TAG: logged.model_id}
     make_once(client.create_registered_model, name, description=model_description(name))
     found = list(client.search_model_versions(f"name = '{name}' AND tags.`{MODEL_ID_TAG}` = '{logged.model_id}'"))
-    made = (
-        found[0]
-        if found
-        else client.create_model_version(
-            name,
-            logged.artifact_location,
-            run_id or None,
-            tags,
-            description=version_description(client, name, run_id, logged.model_id, tags),
-            await_creation_for=0,
-            model_id=logged.model_id,
-        )
-    )
-    return _version(client.get_model_version(name, made.version))
+    if not found:
+        about = version_description(client, name, run_id, logged.model_id, tags)
+        where = (name, logged.artifact_location, run_id or None, tags)
+        more = {"description": about, "await_creation_for": 0, "model_id": logged.model_id}
+        found = [client.create_model_version(*where, **more)]
+    return _version(client.get_model_version(name, found[0].version))
 
 
 def copy_parts(folder: Path, target: Path, name: str = REGISTERED_COST) -> None:
@@ -282,11 +274,8 @@ def load_registered(uri: str, hardware: str | None = None) -> PlacementModel:
             model = load_model(folder, hardware)
         except BadInput as error:  # the user does not know the download's folder
             raise BadConfig(str(error).replace(str(folder), version.uri)) from None
-        if (
-            model.policy is not None
-            and (policy := find_by_weights(REGISTERED_POLICY, folder, version.run_id)) is not None
-        ):
-            registered["policy"] = _names(policy)
+        policy = None if model.policy is None else find_by_weights(REGISTERED_POLICY, folder, version.run_id)
+        registered |= {} if policy is None else {"policy": _names(policy)}
     return replace(model, source=version.uri, registered=registered)
 
 

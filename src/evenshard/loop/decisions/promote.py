@@ -71,11 +71,7 @@ class Promotion:
 
 
 def promote(
-    inputs: PromoteInputs,
-    report: Path,
-    measure: MeasureConfig,
-    search: SearchConfig,
-    lineage: Lineage,
+    inputs: PromoteInputs, report: Path, measure: MeasureConfig, search: SearchConfig, lineage: Lineage
 ) -> Promotion:
     """Compare the candidate with the champion, move the alias if the candidate wins, and write the report.
 

@@ -11,6 +11,7 @@ no curves, because an all-gather or all-reduce over several hosts also uses the 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from contextlib import closing
@@ -29,15 +30,7 @@ from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
 from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE, TimeCollectives, TimeExchanges
 from evenshard.measure.fbgemm import resolve_device
-from evenshard.price.link_model import (
-    ALL_TO_ALL,
-    BANDWIDTHS,
-    BYTES_PER_VALUE,
-    COLLECTIVES,
-    Curve,
-    Link,
-    bus_factor,
-)
+from evenshard.price.link_model import ALL_TO_ALL, BANDWIDTHS, BYTES_PER_VALUE, COLLECTIVES, Curve, Link, bus_factor
 from evenshard.tables.reuse import FloatArray
 
 KB, MB = 1024, 1024**2  # bytes
@@ -128,10 +121,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
         raise BadInput(f"{size} processes run in all, {per_node} on this host. Start the same number on every host.")
     tiers = {out: EVERYONE}
     if two_tiers:
-        tiers = {
-            out.with_stem(f"{out.stem}_intra"): IN_NODE,
-            out.with_stem(f"{out.stem}_inter"): BETWEEN_NODES,
-        }
+        tiers = {out.with_stem(f"{out.stem}_intra"): IN_NODE, out.with_stem(f"{out.stem}_inter"): BETWEEN_NODES}
     fits = {}
     with closing(CollectiveHardware(config, resolve_device(config))) as hardware:
         for path, tier in tiers.items():
@@ -301,13 +291,9 @@ def write_link(link: Link, source: str, path: Path) -> None:
     content["source"] = link.source
     lines = yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True)
     for name in ("curves", "evidence"):
-        if records := [{key: _as_plain(value) for key, value in asdict(one).items()} for one in getattr(link, name)]:
+        if records := json.loads(json.dumps([asdict(one) for one in getattr(link, name)])):  # YAML has no tuples
             lines += f"{name}:\n" + yaml.safe_dump(records, default_flow_style=None, sort_keys=False, width=200)
     write_text(path, lines)
-
-
-def _as_plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 # Curves ---------------------------------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ class CollectiveHardware:
                     f"rank {rank} of {self._size} did not connect within {seconds:g} s. Start every process with the "
                     f"same command."
                 ) from None
-            if self._store.get(f"here/{rank}").decode() != _encode_settings(self._config):
+            if self._store.get(f"here/{rank}").decode() != repr(self._config):
                 raise BadConfig(
                     f"rank {rank} has other measurement settings than rank 0. Start all processes with the same "
                     f"flags and params.yaml."
@@ -301,7 +301,7 @@ def serve(config: MeasureConfig, kinds: jobs.Kinds = jobs.JOBS) -> None:
         return  # a device model runs in a single process
     device = resolve_device(config)
     store, rank, size = _join(PLANNING_S)
-    store.set(f"here/{rank}", _encode_settings(config))
+    store.set(f"here/{rank}", repr(config))
     try:
         if _read(store, "leader") == ENDS.encode():
             return
@@ -359,7 +359,3 @@ def _is_leader_alive(store: Store, rank: int, seconds: float) -> bool:
 
 def _report_s(config: MeasureConfig) -> float:
     return min(config.timeout_s, MAX_REPORT_S)
-
-
-def _encode_settings(config: MeasureConfig) -> str:
-    return repr(config)

@@ -16,11 +16,11 @@ Letters in array names: B samples of the global batch, D sum of the embedding di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -155,7 +155,7 @@ def try_steps(run: Callable[[], tuple[Step, ...]]) -> Finding:
 def _run_steps(worker: Worker, task: ShardingTask, placement: Placement, together: bool) -> tuple[Step, ...]:
     shards = placement.shards_of(task.tables)
     ranks, own = worker.ranks, shards[worker.ranks.rank]
-    with _load_shard(worker, own, task.batch_size) as loaded:
+    with worker.kernels.load_shard(own, task.batch_size) if own else nullcontext() as loaded:
         exchange = None
         if together:
             dims = [sum(table.embedding_dim for table in shard) for shard in shards]
@@ -167,10 +167,6 @@ def _run_steps(worker: Worker, task: ShardingTask, placement: Placement, togethe
         if together:
             ranks.barrier()  # a rank may have failed in its last backward
         return steps
-
-
-def _load_shard(worker: Worker, shard: Sequence[Any], batch_size: int) -> AbstractContextManager[LoadedShard | None]:
-    return worker.kernels.load_shard(shard, batch_size) if shard else nullcontext()
 
 
 def _run_step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None, number: int) -> Step:

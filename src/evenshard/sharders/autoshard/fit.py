@@ -75,9 +75,7 @@ class ShardTensors:
         for row, (tables, _) in enumerate(shards):
             holds_SP[row, torch.tensor(tables)] = 1.0
         return ShardTensors(
-            features_PF=features_PF,
-            holds_SP=holds_SP,
-            cost_S=torch.tensor([cost_ms for _, cost_ms in shards]),
+            features_PF=features_PF, holds_SP=holds_SP, cost_S=torch.tensor([cost_ms for _, cost_ms in shards])
         )
 
 

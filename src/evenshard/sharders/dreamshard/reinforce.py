@@ -15,13 +15,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard import env
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy, lean_cost_net, lean_policy
-from evenshard.sharders.training import (
-    Track,
-    descend,
-    entropy,
-    set_learning_rate,
-    standardise_B,
-)
+from evenshard.sharders.training import Track, descend, entropy, set_learning_rate, standardise_B
 
 
 @dataclass(frozen=True)

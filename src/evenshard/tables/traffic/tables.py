@@ -81,10 +81,7 @@ def tables_from_traffic(
         for table in tables:
             seen = counts[table.name].largest_row >= 0
             text = f"{table.num_rows}, the largest index seen + 1" if seen else "1, since no row was looked up"
-            assumptions += [
-                Assumption(table.name, "num_rows", text),
-                assume_weight_bits(table.name, table.weight_bits),
-            ]
+            assumptions += [Assumption(table.name, "num_rows", text), assume_weight_bits(table.name, table.weight_bits)]
     filled = [
         _fill_figures(table, counts.get(table.name), survey.num_samples, batch_size, assumptions) for table in tables
     ]

@@ -42,15 +42,7 @@ from evenshard.placement.memory import PREFETCH, state_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, USUAL_KERNELS, TablePart
 from evenshard.placement.placement import Placement, check_parts_memory, parts_by_table
-from evenshard.placement.sharding import (
-    GRIDS,
-    IN_ROWS,
-    REPLICATED,
-    SHARDING_TYPES,
-    TABLE_WISE,
-    TYPES,
-    sharding_type,
-)
+from evenshard.placement.sharding import GRIDS, IN_ROWS, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.price.gpu_profile import HOST_GB_S
 from evenshard.search.infeasibility import no_placement_error, require_feasible

@@ -136,10 +136,7 @@ def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
         raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks for {len(entry.shards)} shards")
     load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
     shards = zip(
-        entry.ranks,
-        (one.shard_offsets for one in entry.shards),
-        (one.shard_sizes for one in entry.shards),
-        strict=True,
+        entry.ranks, (one.shard_offsets for one in entry.shards), (one.shard_sizes for one in entry.shards), strict=True
     )
     parts = parts_of_shards(name, shards, storage_of(name, entry.compute_kernel, load_factor))
     if parts and entry.sharding_type in REPLICATED:

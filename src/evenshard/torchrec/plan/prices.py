@@ -70,9 +70,7 @@ def _detect_hardware(compute_device: str) -> str:
 
 
 def predicted(
-    plan: ShardingPlan,
-    asked: PlacementAnswer | PlacementRequest,
-    model: Model | str | Path | None = None,
+    plan: ShardingPlan, asked: PlacementAnswer | PlacementRequest, model: Model | str | Path | None = None
 ) -> PredictedParts:
     """Predict the step time of a plan, even if it violates memory limits or rules.
 
