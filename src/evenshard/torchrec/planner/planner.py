@@ -39,7 +39,19 @@ from evenshard.torchrec.planner.model_request import check_kernels
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, types
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.types import (
+        Enumerator,
+        ParameterConstraints,
+        Partitioner,
+        PerfModel,
+        PlanLoader,
+        Proposer,
+        ShardingOption,
+        Stats,
+        StorageReservation,
+        Topology,
+    )
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from evenshard.torchrec.planner.model_plan import ModelPlanner
@@ -62,19 +74,19 @@ class EvenshardPlanner:
     @check_arguments((*planner_knobs(), *group_knobs(planner_knobs())), Model="evenshard.sharders.model")
     def __init__(
         self,
-        topology: types.Topology | None = None,
+        topology: Topology | None = None,
         batch_size: int | None = None,
-        enumerator: types.Enumerator | None = None,
-        storage_reservation: types.StorageReservation | None = None,
-        proposer: types.Proposer | list[types.Proposer] | None = None,
-        partitioner: types.Partitioner | None = None,
-        performance_model: types.PerfModel | None = None,
-        stats: types.Stats | list[types.Stats] | None = None,
-        constraints: Mapping[str, types.ParameterConstraints] | None = None,
+        enumerator: Enumerator | None = None,
+        storage_reservation: StorageReservation | None = None,
+        proposer: Proposer | list[Proposer] | None = None,
+        partitioner: Partitioner | None = None,
+        performance_model: PerfModel | None = None,
+        stats: Stats | list[Stats] | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
         debug: bool = True,
-        callbacks: Sequence[Callable[[list[types.ShardingOption]], list[types.ShardingOption]]] | None = None,
+        callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
         timeout_seconds: float | None = None,
-        plan_loader: types.PlanLoader | None = None,
+        plan_loader: PlanLoader | None = None,
         *,
         heuristical_storage_reservation_percentage: float | None = None,
         fallback: bool = False,
@@ -120,7 +132,7 @@ class EvenshardPlanner:
         """
         self.answer: PlacementAnswer | None = None
         self.notes: tuple[str, ...] = ()
-        self._best_plan: list[types.ShardingOption] | None = None
+        self._best_plan: list[ShardingOption] | None = None
         self._planned: tuple[nn.Module, list[ModuleSharder[Any]]] | None = None
         self._fallback = fallback
         self._failure: EvenshardError | None = None
@@ -150,7 +162,7 @@ class EvenshardPlanner:
             plan_loader,
             {name: knobs.pop(name) for name in inspect.signature(EmbeddingShardingPlanner).parameters if name in knobs},
         )
-        self._topology: types.Topology | None = topology
+        self._topology: Topology | None = topology
         EmbeddingPlannerBase.register(type(self))  # so that isinstance accepts it as a TorchRec planner
         try:
             asked = Knobs.of(knobs, [one.name for one in planner_knobs()])
