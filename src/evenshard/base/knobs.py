@@ -111,33 +111,23 @@ def group(kind: type, heading: str) -> Any:
 
 @dataclass(frozen=True)
 class Knob:
-    """Declaration of a setting, made by ``knob``.
-
-    Attributes:
-        type: type of the field; a string if its module does not import the type.
-        torchrec: TorchRec's name, such as ``Topology.hbm_cap``, possibly in another unit.
-        range: allowed values of a number; by default, those of ``RANGES``.
-        flag: flag on the command line; "" derives it from the field's name, None means no flag. Without dashes it is
-            a positional argument.
-        section: section of params.yaml that has its default, under the same name.
-        parameter: parameter of the pipeline component; "" for none.
-        output: rule for what an output path may replace.
-        use: role of a path in a stage; see ``evenshard.loop.stage``.
-    """
+    """Declaration of a setting, made by ``knob``."""
 
     name: str
-    type: Any
+    type: Any  # type of the field; a string if its module does not import the type
     default: Any
     help: str
-    torchrec: str = ""
-    range: Range | None = None
+    torchrec: str = ""  # TorchRec's name, such as ``Topology.hbm_cap``, possibly in another unit
+    range: Range | None = None  # allowed values of a number; by default, those of ``RANGES``
+    # flag on the command line; "" derives it from the field's name, None means no flag. Without dashes it is a
+    # positional argument.
     flag: str | None = ""
     metavar: str = ""
     choices: tuple[str, ...] = ()
-    section: str = ""
-    parameter: str = ""
-    output: Output | None = None
-    use: Any = None
+    section: str = ""  # section of params.yaml that has its default, under the same name
+    parameter: str = ""  # parameter of the pipeline component; "" for none
+    output: Output | None = None  # rule for what an output path may replace
+    use: Any = None  # role of a path in a stage; see ``evenshard.loop.stage``
     module: str = __name__
 
     @property

@@ -181,11 +181,6 @@ def _word(value: Any, column: str) -> str:
     return text.rpartition("Type.")[2].lower()
 
 
-def _data_type(value: Any, column: str) -> str:
-    word = _word(value, column)
-    return DATA_TYPE_OF.get(word.upper(), word)
-
-
 def _flag(value: Any, column: str) -> bool:
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.lower(), value)
@@ -248,7 +243,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "tuple[float, ...]": lambda value, column: _list(value, column, "[0.5, 0.5, ...]", _number),
     "name": _name,
     "pooling": _word,
-    "data_type": _data_type,
+    "data_type": lambda value, column: DATA_TYPE_OF.get((word := _word(value, column)).upper(), word),
 }
 
 
@@ -274,18 +269,14 @@ def columns_of(records: list[RawTable]) -> list[str]:
 class ColumnNames:
     """Mapping from the columns of one file to fields of ``Table``, completed while its records are read.
 
-    Attributes:
-        given: the user's mapping: column of the file -> field; "" ignores the column.
-        extra: unused columns, in order.
-        found: mapped columns that at least one record has.
-
     Raises:
         BadConfig: if a column of the file is mapped to an unknown field.
     """
 
+    # the user's mapping: column of the file -> field; "" ignores the column
     given: Mapping[str, str] = field(default_factory=dict)
-    extra: dict[str, None] = field(default_factory=dict)
-    found: set[str] = field(default_factory=set)
+    extra: dict[str, None] = field(default_factory=dict)  # unused columns, in order
+    found: set[str] = field(default_factory=set)  # mapped columns that at least one record has
 
     def translate(self, record: RawTable) -> RawTable:
         """Rename a record's columns to fields of ``Table``; raise BadRecord if two give one field different values."""

@@ -90,7 +90,8 @@ def add_time_limits(uri: str) -> str:
     They detect that PostgreSQL's machine is gone, but not that its server is frozen: libpq has no limit for that.
     """
     dialect, _, driver = uri.partition("://")[0].partition("+")
-    limit_s = max(2, round(request_timeout_s()))  # libpq's minimum
+    set_s = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or TIMEOUTS["MLFLOW_HTTP_REQUEST_TIMEOUT"]
+    limit_s = max(2, round(float(set_s)))  # libpq's minimum
     if dialect == "postgresql" and driver in ("", "psycopg", "psycopg2"):
         limits = {"connect_timeout": limit_s, "keepalives_idle": limit_s, "tcp_user_timeout": 1000 * limit_s}
     elif dialect == "mysql" and driver in ("", "pymysql", "mysqldb"):
@@ -127,11 +128,6 @@ def _check(uri: str) -> None:
         valid = False
     if not valid:
         raise BadConfig(f"{uri} is not a valid address. In a password, write / as %2F, ? as %3F and # as %23.")
-
-
-def request_timeout_s() -> float:
-    """Return the time limit of a request, seconds."""
-    return float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or TIMEOUTS["MLFLOW_HTTP_REQUEST_TIMEOUT"])
 
 
 def experiment_name() -> str:

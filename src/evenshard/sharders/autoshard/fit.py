@@ -104,13 +104,6 @@ def fit_autoshard_net(
     return fit_minibatches(loss_of, len(data.cost_S), optimizer, config, generator, track, falls_to_zero=True)
 
 
-def _sharder(
-    cost_net: AutoShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer, num_rollouts: int
-) -> AutoShardSharder:
-    """Build a sharder, which returns the most probable placement, as published; ``num_rollouts`` has no effect."""
-    return AutoShardSharder(cost_net, policy, normalizer)
-
-
 SHARDER = LearnedSharder(
     AutoShardSharder.name,
     AutoShardCostNet,
@@ -119,6 +112,7 @@ SHARDER = LearnedSharder(
     examples=select_shards,
     fit_round=cost_net_round,
     train_round=policy_round,
-    sharder=_sharder,
+    # It returns the most probable placement, as published; the number of rollouts has no effect.
+    sharder=lambda cost_net, policy, normalizer, num_rollouts: AutoShardSharder(cost_net, policy, normalizer),
     objective="reward",
 )

@@ -80,7 +80,7 @@ class TorchRecPlanner:
         """
         torchrec_topology.require_torchrec()
         self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
-        self._size_of = size_of or self._weights_and_state
+        self._size_of = size_of or (lambda part: part.size_bytes + state_bytes(part, task.optimizer_of(part.name)))
         self._position = {torchrec_topology.table_name(number): number for number in range(len(task.tables))}
 
     def plan(self, setting: torchrec_topology.PlannerSetting) -> TorchRecPlan:
@@ -233,9 +233,6 @@ class TorchRecPlanner:
         if (rows, columns) != (table.num_rows, table.embedding_dim):  # row_shares and miss_ratios describe whole tables
             table = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
         return self._size_of(table)
-
-    def _weights_and_state(self, part: Table) -> int:
-        return part.size_bytes + state_bytes(part, self._task.optimizer_of(part.name))
 
     @cached_property
     def _module(self) -> nn.Module:
