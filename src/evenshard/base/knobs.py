@@ -32,8 +32,7 @@ MAX_TABLES = 100_000  # in a file; a longer file is rejected before its values a
 MAX_TABLE_BYTES = 2**50  # of the weights of a table, 1 PiB; also the limit of its rows
 # Most bytes of all tables with their optimizer state, and of all devices; NumPy's integers end at 2**63.
 MAX_TOTAL_BYTES = 2**62
-# Most values in a Parquet file of tables, which is loaded into memory as a whole.
-MAX_VALUES = 4_000_000
+MAX_VALUES = 4_000_000  # most values in a Parquet file of tables, which is loaded into memory as a whole
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from evenshard.planner.difference import Difference
     from evenshard.sharders.model import Model
 
-# Exit codes.
-REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
+REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3  # exit codes
 
 
 def _promote(args: argparse.Namespace) -> int:

@@ -62,17 +62,9 @@ class Remote:
         self, package: Path, values: Mapping[str, Any], experiment: str, run_name: str, service_account: str
     ) -> run_status.RunStatus:
         """Start a run of a compiled pipeline; create the experiment if it does not exist."""
-        run = self._call(
-            f"starting {run_name}",
-            self._client.run_pipeline,
-            self._experiment(experiment),
-            run_name,
-            str(package),
-            params=dict(values),
-            service_account=service_account or None,
-            must_have="run_id",
-        )
-        return self._status(run)
+        start, where = self._client.run_pipeline, (self._experiment(experiment), run_name, str(package))
+        settings = {"params": dict(values), "service_account": service_account or None}
+        return self._status(self._call(f"starting {run_name}", start, *where, **settings, must_have="run_id"))
 
     def schedule(
         self, package: Path, values: Mapping[str, Any], experiment: str, name: str, cron: str, service_account: str

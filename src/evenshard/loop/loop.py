@@ -425,7 +425,6 @@ EVALUATE = Stage(
     concludes=True,
 )
 
-# All stages, in the order of the loop.
-STAGES = (GENERATE_TABLES, BENCHMARK, TRAIN_COST, TRAIN_POLICY, EVALUATE)
+STAGES = (GENERATE_TABLES, BENCHMARK, TRAIN_COST, TRAIN_POLICY, EVALUATE)  # all stages, in the order of the loop
 # All sections of params.yaml that stages use.
 LOOP_SECTIONS = tuple(dict.fromkeys(name for stage in STAGES for name in stage.sections))

@@ -66,50 +66,34 @@ def write_plot_data(
     results: Sequence[Result], standings: Sequence[Standing], rounds: Sequence[MeasuredPlacement], folder: Path
 ) -> None:
     """Write the data of ``dvc plots``, one file per plot; ``rounds`` are the measurements of all benchmarks."""
+    costs = ((one.sharder, one.measured_ms) for one in standings)
+    heads = ("sharder", "mean_measured_ms", "ci95_low_ms", "ci95_high_ms")
     _write_data(
-        [
-            {
-                "sharder": standing.sharder,
-                "mean_measured_ms": _round(standing.measured_ms.mean),
-                "ci95_low_ms": _round(standing.measured_ms.low),
-                "ci95_high_ms": _round(standing.measured_ms.high),
-            }
-            for standing in standings
-        ],
-        folder / "sharders.csv",
+        heads, [(name, *map(_round, (ms.mean, ms.low, ms.high))) for name, ms in costs], folder / "sharders.csv"
     )
-    _write_data(
-        [
-            {
-                "task_id": result.answer.task.task_id,
-                "sharder": result.answer.sharder,
-                "predicted_ms": _round(result.answer.predicted_ms),
-                "max_device_ms": _round(result.measured_ms),
-            }
-            for result in results
-            if math.isfinite(result.measured_ms)
-        ],
-        folder / "predicted_vs_measured.csv",
-    )
-    by_proposer = _group_costs(rounds)
+    pairs = [
+        (one.answer.task.task_id, one.answer.sharder, _round(one.answer.predicted_ms), _round(one.measured_ms))
+        for one in results
+        if math.isfinite(one.measured_ms)
+    ]
+    heads = ("task_id", "sharder", "predicted_ms", "max_device_ms")
+    _write_data(heads, pairs, folder / "predicted_vs_measured.csv")
+    found = _group_costs(rounds)
+    policy, search = found[_POLICY], found[_SEARCH]
     proposed = [
-        {
-            "round": number,
-            **{
-                name: _round(fmean(by_proposer[label].get(number, [math.nan])))
-                for label, name in ((_POLICY, "policy_ms"), (_SEARCH, "search_ms"))
-            },
-        }
-        for number in sorted({number for by_round in by_proposer.values() for number in by_round})
+        {"round": number, "policy_ms": _mean_of_round(policy, number), "search_ms": _mean_of_round(search, number)}
+        for number in sorted({*policy, *search})
     ]
     write_text(folder / "cost_per_round.json", json.dumps(proposed, indent=1) + "\n")  # CSV has no null
 
 
-def _write_data(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+def _mean_of_round(costs: Mapping[int, Sequence[float]], number: int) -> float | None:
+    return _round(fmean(costs.get(number, [math.nan])))
+
+
+def _write_data(heads: Sequence[str], rows: Sequence[Sequence[object]], path: Path) -> None:
     with atomic_path(path) as draft, draft.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [], restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        csv.writer(file, lineterminator="\n").writerows((heads, *rows) if rows else [()])
 
 
 def _csv_rows(result: Result) -> list[dict[str, object]]:

@@ -18,8 +18,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, FUSED, HOST_KERNELS, KEY_VALUE, TablePart, whole_part
 from evenshard.tables.table import MEAN, Table
 
-# Id of a task that is not from a file of tasks.
-TASK_ID = "placement"
+TASK_ID = "placement"  # id of a task that is not from a file of tasks
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from evenshard.search.space import SearchSpace, choices_of, parts_of
 from evenshard.sharders.model import Model
 from evenshard.tables.table import MEAN
 
-# New choices, by the position of the table.
-Changes = Mapping[int, Choice]
+Changes = Mapping[int, Choice]  # new choices, by the position of the table
 
 
 @dataclass(frozen=True)

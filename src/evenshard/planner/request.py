@@ -263,8 +263,7 @@ def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[i
 # Factors above the largest and below the smallest known value from which another unit is likely. Device memory has a
 # smaller factor, because the hardware's own memory is known.
 FAR_ABOVE, FAR_BELOW, FAR_ABOVE_MEMORY = 5.0, 0.01, 2.0
-# Prefixes of links between nodes.
-BETWEEN_NODES = ("ethernet", "infiniband")
+BETWEEN_NODES = ("ethernet", "infiniband")  # prefixes of links between nodes
 # Smallest and largest values of servers.
 SERVER_RANGES = {
     "host_memory_gb": ("GB", (16.0, 6_144.0)),

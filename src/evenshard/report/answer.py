@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MAX_DEVICES = 32
-# Devices that are shown if there are more.
-_NUM_SLOWEST, NUM_FULLEST = 8, 4
-# Most tables with slow caches that are named, slowest first.
-_MAX_SLOW_CACHES = 3
+_NUM_SLOWEST, NUM_FULLEST = 8, 4  # devices that are shown if there are more
+_MAX_SLOW_CACHES = 3  # most tables with slow caches that are named, slowest first
 # Styles of the five parts of a step in a bar, in order.
 _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
 LEAST_BAR, MOST_BAR = 4, 40
@@ -42,8 +40,7 @@ SLOWEST, LEGEND = " *", "* slowest"
 _HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "comms", "backward", "ms", "waits")
 # The columns that narrow terminals drop, in this order; a single device never waits.
 FULLNESS, WAITS = _HEADS.index("full"), _HEADS.index("waits")
-# Width of the first word of the lines below the table.
-INDENT = 10
+INDENT = 10  # width of the first word of the lines below the table
 
 
 class PlacementAnswer(Answer):
@@ -257,8 +254,7 @@ def _bar(answer: Answer, device: int, width: int, ascii_only: bool) -> Text:
 
 # Below the table ------------------------------------------------------------------------------------------------------
 
-# First word, text, and the style of the word.
-Line = tuple[str, str, str]
+Line = tuple[str, str, str]  # first word, text, and the style of the word
 
 
 def _rest(answer: Answer) -> Iterator[Line]:
@@ -347,12 +343,8 @@ def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
     if (baseline := step_facts.best_baseline(answer)) is not None and baseline.predicted_ms is not None:
         yield "baseline", f"{ms_text(baseline.predicted_ms)} ms, {baseline_label(baseline)}"
     warnings = [*step_facts.warning_texts(answer), *table_facts.assumed_lookups_texts(answer)]
-    counts = {
-        "note": len(answer.notes),
-        "assumption": len(table_facts.assumed_groups(answer)),
-        "warning": len(warnings),
-    }
-    said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
+    counts = (len(answer.notes), "note"), (len(table_facts.assumed_groups(answer)), "assumption")
+    said = ", ".join(count_text(count, word) for count, word in (*counts, (len(warnings), "warning")) if count)
     yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
     if warnings:
         more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""

@@ -232,8 +232,7 @@ def sharded_tables(answer: PlacementAnswer) -> tuple[SpreadTable, ...]:
     return tuple(SpreadTable(name, of_table[0].sharding_type, of_table) for name, of_table in parts.items())
 
 
-# Tables whose parts a line lists, and parts that it lists.
-MAX_CUT, MAX_LISTED_PARTS = 4, 4
+MAX_CUT, MAX_LISTED_PARTS = 4, 4  # tables whose parts a line lists, and parts that it lists
 
 
 def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:

@@ -106,8 +106,7 @@ def map_batch(path: Path, source: Path) -> DlrmBatch:
     """
     try:
         with source.open("rb") as file:
-            # Files of torch before 1.6 cannot be mapped; they are read as a whole.
-            can_map = file.read(4) == _ZIP_MAGIC
+            can_map = file.read(4) == _ZIP_MAGIC  # files of torch before 1.6 cannot be mapped; they are read as a whole
     except OSError as error:
         raise BadFile(path, f"cannot be read ({reason_of(error)})", _REMEDY) from None
     content = load_tensors(path, source, can_map)

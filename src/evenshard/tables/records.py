@@ -38,8 +38,7 @@ WRITE_AGAIN = "Create the file again, with the columns " + ", ".join(TABLE_COLUM
 _WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
 MAX_NAMED = 12  # columns or records that a message lists
 _REMEDY = "Correct the value."
-# evenshard's names of TorchRec's data types if they differ.
-DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
+DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}  # evenshard's names of TorchRec's data types if they differ
 # Aliases of columns. ``pooling`` also means ``pooling_factor`` if it is a number, and not sum, mean or none.
 COLUMN_ALIASES = {
     "hash_size": "num_rows",

@@ -25,8 +25,7 @@ from evenshard.base.retry import with_retries
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
-# Variable of MLflow with its number of retries of a request.
-RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # variable of MLflow with its number of retries of a request
 # MLflow's defaults are 7 retries with growing pauses and 120 s per request, which is minutes for each call. The user's
 # settings take precedence.
 TIMEOUTS = {
@@ -41,8 +40,7 @@ CALLER_ERRORS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHEN
 # Statuses below 500 that a retry may fix, and errors that no retry fixes.
 RETRYABLE_STATUSES = (408, 425, 429)
 _PERMANENT = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
-# Most characters of a refusal message, which ends with the remedy.
-_LONGEST_REFUSAL = 800
+_LONGEST_REFUSAL = 800  # most characters of a refusal message, which ends with the remedy
 # Errors of SQLite that a retry does not fix.
 BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # Pauses before each retry of a write, which is refused only if another process has written in the meantime.

@@ -36,8 +36,7 @@ DATA_TAGS = (
     run_tags.VERSIONS,
 )
 MODEL_TAGS = (run_tags.COMMIT, run_tags.PARAMS_HASH, run_tags.VERSION, run_tags.LIBRARIES, *DATA_TAGS)
-# Variable: if it is set, a stage fails if MLflow rejects its model.
-MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
+MUST_REGISTER = "EVENSHARD_MUST_REGISTER"  # variable: if it is set, a stage fails if MLflow rejects its model
 # Value of MLflow's setting for retries of a request; the pauses of 4, 8, 16, ... s add up to a minute.
 MOST_RETRIES = 5
 # Messages about unreachable servers; a stage has several runs, but warns only once.

@@ -187,10 +187,7 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
     comparison = promotion.comparison
     content = {
         "outcome": promotion.outcome.value,
-        "reason": promotion.reason,
-        "candidate": promotion.candidate,
-        "champion": promotion.champion,
-        "champion_now": promotion.champion_now,
+        **{name: getattr(promotion, name) for name in ("reason", "candidate", "champion", "champion_now")},
         "decision": None if promotion.decision is None else asdict(promotion.decision),
         "noise": None if comparison is None else asdict(comparison.noise),
         "hardware": None if comparison is None else comparison.measured[0].provenance.hardware,

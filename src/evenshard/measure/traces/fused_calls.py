@@ -20,8 +20,7 @@ from evenshard.price.device_model import KERNELS
 WEIGHTS_GRADIENT = "weights_gradient"
 TRACED_KERNELS = (*KERNELS, WEIGHTS_GRADIENT)
 
-# ``optimizer`` of a module with data_parallel tables, whose weights a dense optimizer updates.
-DENSE = "dense"
+DENSE = "dense"  # ``optimizer`` of a module with data_parallel tables, whose weights a dense optimizer updates
 
 _BOUNDS_CHECK = re.compile(r"fbgemm::bounds_check_indices")
 _FORWARD = re.compile(r"fbgemm::(?:split|ssd|(dense))_embedding_(?:nobag_)?codegen_lookup_(?:(\w+)_)?function(?:_\w+)?")

@@ -41,8 +41,7 @@ from evenshard.price.step_time import round_for_sorting
 # The fullest device determines the time of averaging weights over groups. If it holds more than UNEVEN_GROUP times the
 # mean, a placement with at most EVEN times the mean is tried, too.
 UNEVEN_GROUP, EVEN = 1.2, 1.1
-# Share of a step that averaging must take for this second search, which doubles the search time.
-WORTH_EVENING = 0.02
+WORTH_EVENING = 0.02  # share of a step that averaging must take for this second search, which doubles the search time
 
 
 # Function that places the tables on the devices of one group, optionally with another memory cap.
@@ -220,8 +219,7 @@ def _even_caps(answer: PlacementAnswer) -> dict[str, float]:
     return {"memory_cap_gb": bytes_to_gb(cap), "reserved_gb": bytes_to_gb(reserved)}
 
 
-# Version of the JSON's keys.
-WHAT_IF_VERSION = 1
+WHAT_IF_VERSION = 1  # version of the JSON's keys
 # Weight of a step's milliseconds in a comparison, such as 1 / batch size for throughput or cost per ms for prices.
 StepWeight = Callable[[WhatIfOption], float]
 

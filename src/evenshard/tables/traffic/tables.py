@@ -30,8 +30,7 @@ from evenshard.tables.traffic.counts import TableCounts, WindowedCounts, rows_to
 from evenshard.tables.traffic.features import pick_features
 from evenshard.tables.traffic.sample import Sample, Survey, TorchSample
 
-# Expected lookups of one window for a group of tables: 128 MiB.
-GROUP_LOOKUPS = 1 << 24
+GROUP_LOOKUPS = 1 << 24  # expected lookups of one window for a group of tables: 128 MiB
 # Expected sum of lookups and samples per block: 16 MiB of row numbers.
 BLOCK_LOOKUPS = 1 << 21
 _KINDS = "Give a folder of .parquet files or of .pt files, or one .parquet, .pt or .pt.gz file."

@@ -34,8 +34,7 @@ class ShardedTable:
     parts: tuple[TablePart, ...]
 
 
-# No limit on the types that a plan may write.
-ANY_TYPE = frozenset(sharding.SHARDING_TYPES)
+ANY_TYPE = frozenset(sharding.SHARDING_TYPES)  # no limit on the types that a plan may write
 
 
 def describe_sharded_table(

@@ -35,8 +35,7 @@ from evenshard.placement.sharding import REPLICATED, TYPES, sharding_type
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, parts_of_shards, storage_of
 
-# TorchRec's device types.
-COMPUTE_DEVICES = ("cuda", "cpu")
+COMPUTE_DEVICES = ("cuda", "cpu")  # TorchRec's device types
 
 
 class ShardEntry(BaseModel):

@@ -297,8 +297,7 @@ def _width(columns: int, num_parts: int) -> int:
 
 # Placements in use ----------------------------------------------------------------------------------------------------
 
-# File names to look for in a folder, in this order.
-PLACEMENT, PLAN = "placement.json", "plan.json"
+PLACEMENT, PLAN = "placement.json", "plan.json"  # file names to look for in a folder, in this order
 
 
 def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> PlacementAnswer:

@@ -105,10 +105,8 @@ def _keep_placed_modules(plan: ShardingPlan, request: PlacementRequest) -> Shard
     return ShardingPlan({path: of for path, of in plan.plan.items() if path not in left_out})
 
 
-# Bytes per device, more than any has: TorchRec's planner enforces the real limit.
-_UNLIMITED_BYTES = 10**15
-# Path of a table's module, and the table's name.
-_Key = tuple[str, str]
+_UNLIMITED_BYTES = 10**15  # bytes per device, more than any has: TorchRec's planner enforces the real limit
+_Key = tuple[str, str]  # path of a table's module, and the table's name
 
 
 class EvenshardPerfModel:

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Arguments that only TorchRec's own planner uses.
-_IDLE = ("proposer", "partitioner", "performance_model")
-# Samples per rank; TorchRec's planner has the same default.
-DEFAULT_BATCH_SIZE = 512
+_IDLE = ("proposer", "partitioner", "performance_model")  # arguments that only TorchRec's own planner uses
+DEFAULT_BATCH_SIZE = 512  # samples per rank; TorchRec's planner has the same default
 
 
 # Knobs of ``evenshard.place`` that the planner lacks, because the model and TorchRec's arguments determine them.

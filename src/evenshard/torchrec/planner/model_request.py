@@ -170,6 +170,9 @@ def _types_on_cpu(
 # Limits of module sharders and of an enumerator -----------------------------------------------------------------------
 
 
+_OVERRIDES = ("sharding_types", "compute_kernels")  # methods of a module sharder that limit its tables
+
+
 def _options_of_sharders(
     module: nn.Module, sharders: Sequence[ModuleSharder[Any]], located: Iterable[LocatedTable], compute_device: str
 ) -> AllowedOptions:
@@ -182,21 +185,16 @@ def _options_of_sharders(
     for one in located:
         holder = module.get_submodule(one.path)
         sharder = sharder_of[type(holder)]
-        theirs = usual.get(sharder.module_type)
-        if theirs is not None and not _differs(type(sharder), theirs):
-            continue
+        if (theirs := usual.get(sharder.module_type)) is not None:
+            pairs = ((getattr(kind, name, None) for kind in (type(sharder), theirs)) for name in _OVERRIDES)
+            if all(own is usual_one for own, usual_one in pairs):
+                continue
         found[one.path, one.config.name] = frozenset(
             (name, str(kernel))
             for name in sharder.sharding_types(compute_device)
             for kernel in sharder.compute_kernels(name, compute_device)
         )
     return found
-
-
-def _differs(one: type, usual: type) -> bool:
-    return any(
-        getattr(one, name, None) is not getattr(usual, name, None) for name in ("sharding_types", "compute_kernels")
-    )
 
 
 def _options_of_enumerator(
