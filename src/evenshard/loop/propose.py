@@ -146,16 +146,10 @@ def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_numb
     """Sample random shards of the pool, each alone on a device, with batch size and memory cap of ``like``."""
     rng = np.random.default_rng([seed, round_number, 2])
     shards = sample_shards(pool, count, like.batch_size, like.memory_cap_bytes, rng)
+    placed = [(f"round{round_number}-{task.task_id}", task, place_on_one_device(task)) for task in shards]
     return [
-        Job(
-            f"round{round_number}-{task.task_id}",
-            task,
-            place_on_one_device(task).parts(task.tables),
-            round_number,
-            RANDOM_SHARD,
-            task.task_id,
-        )
-        for task in shards
+        Job(name, task, placement.parts(task.tables), round_number, RANDOM_SHARD, task.task_id)
+        for name, task, placement in placed
     ]
 
 

@@ -145,16 +145,10 @@ def load_measured(
 
 def _combine_visits(job: Job, visits: Sequence[Visit]) -> costs.MeasuredPlacement:
     provenance: costs.Provenance = visits[0].origin.provenance
-    return costs.MeasuredPlacement(
-        job.measurement_id,
-        job.round,
-        job.proposed_by,
-        job.task,
-        job.parts,
-        costs.combine_visits([visit.cost for visit in visits]),
-        replace(provenance, repeats=provenance.repeats * len(visits)),
-        max(visit.measured_at for visit in visits),
-    )
+    provenance = replace(provenance, repeats=provenance.repeats * len(visits))
+    of_job = (job.measurement_id, job.round, job.proposed_by, job.task, job.parts)
+    cost = costs.combine_visits([visit.cost for visit in visits])
+    return costs.MeasuredPlacement(*of_job, cost, provenance, max(visit.measured_at for visit in visits))
 
 
 def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:

@@ -102,25 +102,17 @@ def _split_by_device(measured: costs.MeasuredPlacement) -> Iterator[costs.Measur
         if call.is_dense or call.pooling == SEQUENCE or any(other != call for other, _ in of_device):
             continue
         cost = measured.cost.devices[device]
-        task = ShardingTask.whole(
-            f"{measured.task.task_id}-device{device}",
-            tuple(table for _, table in of_device),
-            1,
-            measured.task.memory_cap_bytes,
-            measured.task.batch_size,
-        )
-        yield costs.MeasuredPlacement(
-            f"{measured.measurement_id}-device{device}",
-            measured.round,
-            costs.RANDOM_SHARD,
-            task,
-            place_on_one_device(task).parts(task.tables),
-            costs.PlacementCost(
-                (replace(cost, fwd_all_to_all_ms=0.0, bwd_all_to_all_ms=0.0, fwd_wait_ms=0.0, input_dist_ms=0.0),),
-                measured.cost.all_to_all,
-            ),
-            measured.provenance,
-            measured.measured_at,
+        name, whole = f"{measured.task.task_id}-device{device}", measured.task
+        tables = tuple(table for _, table in of_device)
+        task = ShardingTask.whole(name, tables, 1, whole.memory_cap_bytes, whole.batch_size)
+        alone = replace(cost, fwd_all_to_all_ms=0.0, bwd_all_to_all_ms=0.0, fwd_wait_ms=0.0, input_dist_ms=0.0)
+        yield replace(
+            measured,
+            measurement_id=f"{measured.measurement_id}-device{device}",
+            proposed_by=costs.RANDOM_SHARD,
+            task=task,
+            parts=place_on_one_device(task).parts(task.tables),
+            cost=costs.PlacementCost((alone,), measured.cost.all_to_all),
         )
 
 
@@ -180,16 +172,10 @@ def _read_placement(path: Path, numbered: _NumberedRows, by_name: Mapping[str, T
             parts = tuple(whole_part(table, tuple(devices_of[whole_part(table)])) for table in tables)
     except BadConfig as error:
         raise BadFile(path, reason_of(error), REMEDY, f"measurement {first['measurement_id']}") from None
-    return costs.MeasuredPlacement(
-        first["measurement_id"],
-        first["round"],
-        first["proposed_by"],
-        task,
-        parts,
-        costs.PlacementCost(tuple(_device_cost(row) for row in rows), first["all_to_all"]),
-        costs.Provenance(**{name: first[name] for name in costs.Provenance.__dataclass_fields__}),
-        first["measured_at"],
-    )
+    of_job = (first["measurement_id"], first["round"], first["proposed_by"], task, parts)
+    cost = costs.PlacementCost(tuple(map(_device_cost, rows)), first["all_to_all"])
+    provenance = costs.Provenance(**{name: first[name] for name in costs.Provenance.__dataclass_fields__})
+    return costs.MeasuredPlacement(*of_job, cost, provenance, first["measured_at"])
 
 
 def _task_of_parts(row: Mapping[str, Any], tables: tuple[Table, ...]) -> ShardingTask:

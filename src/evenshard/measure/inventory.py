@@ -162,11 +162,11 @@ def inventory() -> dict[str, Any]:
         "devices": [asdict(device) for device in list_devices()],
         "links": [
             {
-                **asdict(known),
-                "tier": LINKS[known.name].tier,
-                "aliases": [alias for alias, name in ALIASES.items() if name == known.name],
+                **asdict(one),
+                "tier": LINKS[one.name].tier,
+                "aliases": [key for key in ALIASES if ALIASES[key] == one.name],
             }
-            for known in list_links()
+            for one in list_links()
         ],
     }
 
@@ -174,18 +174,12 @@ def inventory() -> dict[str, Any]:
 def format_inventory() -> str:
     """Format the tables of devices and links for a terminal."""
     kinds = "; ".join(f"{kind.usage}: {kind.times}" for kind in KINDS)
-    devices = [
-        ("simulated device", "memory, GB", "link", *_LIST_HEADS),
-        *(
-            row
-            for gpu in list_devices()
-            for row in _list_rows((gpu.name, _number(gpu.constants["memory_gb"].value), gpu.link or ""), gpu)
-        ),
-    ]
-    links = [
-        ("link", "tier", "GB/s", "GPUs", *_LIST_HEADS),
-        *(row for name, of in LINKS.items() for row in _list_rows((name, of.tier, *_speed_and_span(of)), _link(name))),
-    ]
+    devices: list[tuple[str, ...]] = [("simulated device", "memory, GB", "link", *_LIST_HEADS)]
+    for gpu in list_devices():
+        devices += _list_rows((gpu.name, _number(gpu.constants["memory_gb"].value), gpu.link or ""), gpu)
+    links: list[tuple[str, ...]] = [("link", "tier", "GB/s", "GPUs", *_LIST_HEADS)]
+    for name, of in LINKS.items():
+        links += _list_rows((name, of.tier, *_speed_and_span(of)), _link(name))
     return "\n".join(
         [
             f"--hardware: {kinds}",

@@ -98,8 +98,9 @@ def ensure_models(
     with short_timeouts():
         client = client or connect()
         known = {name: _find_version(client, name, folder, run_id) for name in names}
+        labels = {**tags, **{f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in (metrics or {}).items()}}
         ready = [
-            _upload_model(client, name, folder, code, tags, metrics or {}, run_id)
+            _upload_model(client, name, folder, code, labels, run_id)
             for name in reversed(names)  # evenshard-cost comes last because other programs wait for it
             if known[name] is None
         ]
@@ -128,15 +129,7 @@ def _find_version(client: Any, name: str, folder: Path, run_id: str) -> ModelVer
     return known
 
 
-def _upload_model(
-    client: Any,
-    name: str,
-    folder: Path,
-    code: ServedCode,
-    tags: Mapping[str, str],
-    metrics: Mapping[str, float],
-    run_id: str,
-) -> Any:
+def _upload_model(client: Any, name: str, folder: Path, code: ServedCode, tags: Mapping[str, str], run_id: str) -> Any:
     """Upload a model's files as a logged model and return it; an unfinished upload of this run is completed."""
     from mlflow.entities import LoggedModelStatus
 
@@ -144,8 +137,7 @@ def _upload_model(
         model, served = scratch / "model", scratch / "pyfunc"
         copy_parts(folder, model, name)
         hashes = {SHA256: digest_of(model), WEIGHTS_SHA256: digest_of(model, weights_only=True)}
-        headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()}
-        logged = _ensure_logged_model(client, name, run_id, {**tags, **headline, **hashes})
+        logged = _ensure_logged_model(client, name, run_id, {**tags, **hashes})
         save_pyfunc(model, code, served, name, logged, run_id)
         try:
             client.log_model_artifacts(logged.model_id, str(served))

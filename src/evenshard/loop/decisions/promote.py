@@ -145,13 +145,8 @@ def _compare_with_champion(
     with closing(open_hardware(measure)) as hardware, Journal(report / JOURNAL) as journal:
         learned, timed = model.trained_on, hardware.provenance
         if (learned.hardware, learned.optimizer) != (timed.hardware, timed.optimizer):
-            log.warning(
-                "the candidate was trained on %s with optimizer %s, but is measured on %s with optimizer %s",
-                learned.hardware,
-                learned.optimizer,
-                timed.hardware,
-                timed.optimizer,
-            )
+            text = "the candidate was trained on %s with optimizer %s, but is measured on %s with optimizer %s"
+            log.warning(text, learned.hardware, learned.optimizer, timed.hardware, timed.optimizer)
         found = compare_models(model, held, split, search, hardware, measure, journal, earlier)
     save_costs(found.measured, report / COSTS, lineage)
     return found

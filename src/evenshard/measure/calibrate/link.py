@@ -167,14 +167,10 @@ def _measure_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> 
     of_ranks = hardware.run_on_all(TimeCollectives(values, size), "calibrating the link")
     times_RCS = np.array(of_ranks).reshape(len(of_ranks), -1, len(values))
     buffers = size * BYTES_PER_VALUE * np.array(values, dtype=np.float64)  # bytes of the whole buffer
+    us_CRS = 1e3 * times_RCS.swapaxes(0, 1)
     return [
-        fit_curve(
-            name,
-            size,
-            np.tile(bus_factor(name, size) * buffers, len(times_RS)),
-            1e3 * times_RS.ravel(),  # us
-        )
-        for name, times_RS in zip(COLLECTIVES[1:], times_RCS.swapaxes(0, 1), strict=True)
+        fit_curve(name, size, np.tile(bus_factor(name, size) * buffers, len(us_RS)), us_RS.ravel())
+        for name, us_RS in zip(COLLECTIVES[1:], us_CRS, strict=True)
     ]
 
 

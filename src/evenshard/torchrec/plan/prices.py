@@ -218,12 +218,6 @@ def _tables_of_options(plan: Sequence[ShardingOption], counted: Mapping[str, Tab
             lookups = (sum(lookups) / table.num_features,) * table.num_features
         each = lookups if len(lookups) > 1 else ()
         more = counted.get(option.name, table)
-        found[key] = replace(
-            table,
-            pooling_factor=sum(lookups),
-            feature_pooling_factors=each,
-            reuse_bins=more.reuse_bins,
-            row_shares=more.row_shares,
-            miss_ratios=more.miss_ratios,
-        )
+        seen = replace(table, reuse_bins=more.reuse_bins, row_shares=more.row_shares, miss_ratios=more.miss_ratios)
+        found[key] = replace(seen, pooling_factor=sum(lookups), feature_pooling_factors=each)
     return found

@@ -102,7 +102,11 @@ def request_of(
     if is_whole:
         request = replace(request, sharding_types=types)
     left_out = _left_out(request, located, bounds)
-    rules, types = _without_replicas(request.rules, types, left_out, len(located))
+    rules, others = request.rules, tuple(name for name in types if not TYPES[name].is_replicated)
+    if len(left_out) == len(located):
+        types = others
+    else:
+        rules = replace(rules, table_types={**rules.table_types, **dict.fromkeys(left_out, others)})
     on_cpu = _types_on_cpu(found.known, rules, types, machine)
     rules = replace(rules, table_types={**rules.table_types, **on_cpu})
     for allowed in bounds:
@@ -126,15 +130,6 @@ def _left_out(
         if {name for name, _ in allowed.get((table.path, table.config.name), ())} == {DATA_PARALLEL}
     }
     return tuple(name for name in list_without_replicas(request) if name not in forced)
-
-
-def _without_replicas(
-    rules: Rules, types: tuple[str, ...], left_out: Sequence[str], num_tables: int
-) -> tuple[Rules, tuple[str, ...]]:
-    others = tuple(name for name in types if not TYPES[name].is_replicated)
-    if len(left_out) == num_tables:
-        return rules, others
-    return replace(rules, table_types={**rules.table_types, **dict.fromkeys(left_out, others)}), types
 
 
 def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, ...]:
