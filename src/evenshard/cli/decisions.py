@@ -8,7 +8,6 @@ import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from evenshard.base.documents import replace_non_finite
 from evenshard.base.errors import BadConfig, InfeasibleTask
@@ -20,11 +19,6 @@ from evenshard.loop.commands import DriftRequest, PromoteInputs
 from evenshard.loop.loop import EvaluateConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.planner.knobs import place_knob
-
-if TYPE_CHECKING:
-    from evenshard.loop.decisions.drift import Drift
-    from evenshard.planner.difference import Difference
-    from evenshard.sharders.model import Model
 
 REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3  # exit codes
 
@@ -110,7 +104,9 @@ def _drift(args: argparse.Namespace) -> int:
         except InfeasibleTask as error:
             problem = str(error)
     if args.json:
-        print(json.dumps(_drift_json(drift, model, difference, problem), indent=1))
+        content = {"model": {"source": model.source, "sha256": model.digest}, **asdict(drift)}
+        content |= {"difference": None if difference is None else asdict(difference), "no_placement": problem or None}
+        print(json.dumps(replace_non_finite(content), indent=1))
     else:
         print_drift(drift, model.source)
         if difference is not None:
@@ -121,17 +117,6 @@ def _drift(args: argparse.Namespace) -> int:
     if drift.retrain_due:
         return RETRAIN
     return BAD_INPUT if problem else 0
-
-
-def _drift_json(drift: Drift, model: Model, difference: Difference | None, problem: str) -> Any:
-    return replace_non_finite(
-        {
-            "model": {"source": model.source, "sha256": model.digest},
-            **asdict(drift),
-            "difference": None if difference is None else asdict(difference),
-            "no_placement": problem or None,
-        }
-    )
 
 
 def add_commands(commands: arguments.Commands) -> None:

@@ -40,7 +40,6 @@ CHAMPION = "champion"
 MODEL_ID_TAG = "evenshard.model_id"  # MLflow's answer lacks it
 METRIC_TAG = "evenshard.metric."
 _INSIDE = Path("artifacts", "model")
-_OR_A_FOLDER = ", or name a model's folder"
 log = logging.getLogger(__name__)
 
 
@@ -300,7 +299,7 @@ def _find_last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | Non
 
 @contextmanager
 def _ask_for_model(what: str) -> Iterator[None]:
-    require_mlflow(what, _OR_A_FOLDER)
+    require_mlflow(what, ", or name a model's folder")
     with ask_mlflow(registry_uri(), "did not return this model", _remedy(what), what):
         yield
 

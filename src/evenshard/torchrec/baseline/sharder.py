@@ -306,10 +306,8 @@ class _SortedEnumerator:
 
     def enumerate(self, module: nn.Module, sharders: list[Any]) -> list[ShardingOption]:
         options = self._enumerator.enumerate(module, sharders)
-        return sorted(options, key=self._key)
-
-    def _key(self, option: ShardingOption) -> tuple[int, int, str]:
-        return self._position[option.name], SHARDING_TYPES.index(option.sharding_type), option.compute_kernel
+        order, kind = self._position, SHARDING_TYPES.index
+        return sorted(options, key=lambda one: (order[one.name], kind(one.sharding_type), one.compute_kernel))
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         self._enumerator.populate_estimates(sharding_options)
