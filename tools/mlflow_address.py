@@ -5,7 +5,7 @@ from __future__ import annotations
 from evenshard.base.errors import TrackingFailed
 from evenshard.tracking import client
 from evenshard.tracking.records import current_parent
-from evenshard.tracking.run_files import find_by_tag
+from evenshard.tracking.run_files import find_runs
 
 PORT = 5000  # of `mlflow ui`
 
@@ -24,7 +24,8 @@ def lines() -> list[str]:
         mlflow = client.connect()
         found = mlflow.get_experiment_by_name(client.experiment_name())
         experiment = "" if found is None else found.experiment_id
-        run = experiment and (parent.run_id or find_by_tag(mlflow, experiment, parent.tag, parent.key))
+        runs = find_runs(mlflow, experiment, parent.tag, parent.key) if experiment else []
+        run = experiment and (parent.run_id or next((one.info.run_id for one in runs), ""))
     if not run:
         return [f"MLflow has no run of this loop, because {at} did not answer its stages."]
     page = f"#/experiments/{experiment}/runs/{run}"

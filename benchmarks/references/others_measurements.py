@@ -6,14 +6,13 @@ checkout, or the one that EVENSHARD_TRUTH names.
 
 from __future__ import annotations
 
-import csv
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from evenshard.base.errors import BadFile
+from benchmarks.references.rows import read_rows
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray
 from evenshard.tables.table import Table
 
@@ -50,18 +49,9 @@ def default_folder() -> Path:
     return Path(os.environ.get("EVENSHARD_TRUTH", Path(__file__).resolve().parents[3] / "shared" / "truth"))
 
 
-def files(folder: Path) -> tuple[Path, ...]:
-    """Return the paths of the files that ``read`` reads."""
-    paths = tuple(folder / name for name in (TABLES, SHARDS, EXCHANGES))
-    for path in paths:
-        if not path.is_file():
-            raise BadFile(path, "no such file", "Name the folder of the measurements (--truth).")
-    return paths
-
-
 def read(folder: Path) -> Measurements:
     """Read the measurements in a folder."""
-    tables_path, shards_path, exchanges_path = files(folder)
+    table_rows, shard_rows, exchange_rows = (read_rows(folder / name) for name in (TABLES, SHARDS, EXCHANGES))
     tables = tuple(
         Table(
             name=str(number),
@@ -70,10 +60,8 @@ def read(folder: Path) -> Measurements:
             pooling_factor=float(row["pooling_factor"]),
             reuse_bins=_reuse_bins(row),
         )
-        for number, row in enumerate(read_rows(tables_path))
+        for number, row in enumerate(table_rows)
     )
-    shard_rows = read_rows(shards_path)
-    exchange_rows = read_rows(exchanges_path)
 
     def of_devices(name: str) -> FloatArray:
         return np.array([[float(row[f"{name}_{device}"]) for device in range(NUM_DEVICES)] for row in exchange_rows])
@@ -99,9 +87,3 @@ def _reuse_bins(row: dict[str, str]) -> tuple[float, ...] | None:
     """Return the reuse histogram of a table; None for a table without lookups, whose shares are all zero."""
     shares = tuple(float(row[f"bin_{k}"]) for k in range(NUM_REUSE_BINS))
     return shares if any(shares) else None
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a CSV file as dicts by column name."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))

@@ -14,7 +14,6 @@ Against an earlier file it prints each case whose true time moved by more than 0
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import multiprocessing
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import evenshard
+from benchmarks.references.rows import read_rows, run_script
 from evenshard.base.errors import EvenshardError
 from evenshard.measure.placements import simulate_cost
 from evenshard.planner.answer import PlacementAnswer
@@ -117,8 +117,7 @@ def tables_of(what: Any, truth: Path | None) -> Any:
         return list(generate_tables(GeneratorConfig(*numbers), 65_536, seed=1))
     if truth is None:
         return None
-    with (truth / RECORDED).open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(truth / RECORDED)
     rng = np.random.default_rng(2)
     chosen = rng.choice(len(rows), numbers[0], replace=False).tolist()
     return [
@@ -214,4 +213,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -18,7 +18,6 @@ Legend: P products.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections import defaultdict
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.references import others_measurements
+from benchmarks.references.rows import read_rows, run_script
 from evenshard.base.messages import text_table
 from evenshard.price.gpu_profile import GpuProfile, gpu_profile
 from evenshard.price.hardware import SHORT_NAMES
@@ -110,10 +110,9 @@ HSTU = {"UVQK": (131_168, 4096, 1024, 33.095), "projection": (131_168, 1024, 102
 def read_products(folder: Path) -> dict[str, FloatArray]:
     """Read the measured products as [P, 4] m, n, k and ms, by the name of a profile."""
     found = defaultdict(list)
-    with (folder / FILE).open() as file:
-        for row in csv.DictReader(file):
-            gpu = row["gpu"].removesuffix("_sxm")
-            found[SHORT_NAMES.get(gpu, gpu)].append([float(row[name]) for name in ("m", "n", "k", "ms")])
+    for row in read_rows(folder / FILE):
+        gpu = row["gpu"].removesuffix("_sxm")
+        found[SHORT_NAMES.get(gpu, gpu)].append([float(row[name]) for name in ("m", "n", "k", "ms")])
     return {gpu: np.array(rows) for gpu, rows in found.items()}
 
 
@@ -169,4 +168,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

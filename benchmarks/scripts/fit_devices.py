@@ -13,7 +13,6 @@ Legend: N shards, M measurable times.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.references import others_measurements
+from benchmarks.references.rows import read_rows, run_script
 from evenshard.base.documents import load_yaml
 from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.device import (
@@ -142,9 +142,7 @@ NO_BOUNDS_CHECK = ("fwd kernel", "fwd, bwd+SGD", "TorchRec/FBGEMM")
 
 def published_points(truth: Path) -> list[Point]:
     """Yield the rows of gpu_points.csv that have a shape, and a time of kernels or calls that the model predicts."""
-    with (truth / POINTS).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [point for row in rows for point in _points_of(row)]
+    return [point for row in read_rows(truth / POINTS) for point in _points_of(row)]
 
 
 def _points_of(row: dict[str, str]) -> Iterable[Point]:
@@ -414,8 +412,7 @@ def sequence_times(truth: Path, profile: GpuProfile) -> SequenceTimes:
     All but the last table have long sequences. A table's rows are dealt to the ranks. Three of its four features are
     histories, one is a single item.
     """
-    with (truth / LATER_POINTS).open(newline="") as file:
-        row = next(row for row in csv.DictReader(file) if row["kernel"].startswith(SEQUENCES))
+    row = next(row for row in read_rows(truth / LATER_POINTS) if row["kernel"].startswith(SEQUENCES))
     rows = [int(count) // 8 for count in row["rows"].split(";")]
     lookups = float(row["pooling"].split()[0])
     single = 0.78 * SAMPLES  # as the share of all lookups that this rank has
@@ -467,8 +464,6 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the fitted constants into the profiles")
     arguments = parser.parse_args()
     truth = arguments.truth
-    if not (truth / POINTS).is_file():
-        parser.error(f"{truth / POINTS}: no such file. Name the folder of the measurements with --truth.")
     if unknown := sorted(set(arguments.profiles) - set(FITS)):
         parser.error(f"{unknown[0]} is not a profile. Use some of {', '.join(FITS)}.")
     points = published_points(truth)
@@ -534,4 +529,4 @@ def _write(name: str, fit: Fit, fitted: Fitted) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -14,8 +14,6 @@ Legend: N calls, M measurable times.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.references.rows import read_rows, run_script
 from benchmarks.scripts.gpu_kernels import Shard
 from benchmarks.shardbench.loads import Load, is_fitted, key_of, loads_of
 from benchmarks.shardbench.page import by_cell
@@ -139,12 +138,6 @@ class Calls:
         """Return the calls selected by a mask."""
         lines = [line for line, chosen in zip(self.lines, mask_N.tolist(), strict=True) if chosen]
         return Calls(self.shards.select(mask_N), lines)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read all lines of a file of ``gpu_kernels``, which may be gzipped."""
-    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def calls_of(profile: GpuProfile, lines: Iterable[dict[str, Any]], optimizers: Sequence[str]) -> list[Calls]:
@@ -402,7 +395,7 @@ def main() -> None:
     parser.add_argument("--judge", type=Path, help="output of gpu_kernels on another card, which only judges")
     parser.add_argument("--write", action="store_true", help="write the constants into the profile")
     args = parser.parse_args()
-    lines = read_lines(args.measured)
+    lines = read_rows(args.measured)
     start = with_measured_memory(gpu_profile(args.profile), lines)
     origin = next(line for line in lines if line["what"] == "origin")
     fitted, held_out = zip(*map(halves, calls_of(start, lines, OPTIMIZERS)), strict=True)
@@ -420,7 +413,7 @@ def main() -> None:
     if loads is not None:
         print(report_loads(profile, loads))
     if args.judge:
-        print(report(profile, calls_of(start, read_lines(args.judge), OPTIMIZERS)))
+        print(report(profile, calls_of(start, read_rows(args.judge), OPTIMIZERS)))
     print("\n".join(f"{name}: {getattr(profile, name):.4g}" for name in FREE))
     print("\n".join(f"{name}: {us:.1f}" for name, us in host_times_us(lines).items()))
     if not args.write:
@@ -453,4 +446,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -25,7 +25,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from benchmarks.references import others_measurements
-from benchmarks.references.others_measurements import read_rows
+from benchmarks.references.rows import read_rows, run_script
 from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.link import ExchangePoint, fit_curve, fit_link, write_link
 from evenshard.placement.nodes import Nodes
@@ -367,4 +367,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.references import others_measurements
+from benchmarks.references.rows import run_script
 from benchmarks.scripts.fit_devices import (
     FITS,
     JUDGED,
@@ -168,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

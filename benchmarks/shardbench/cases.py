@@ -186,4 +186,6 @@ def cells(models: Sequence[str], gpus: Sequence[str], devices: Sequence[int]) ->
             if one.fits:
                 yield one
         except BadFile as error:
+            if default_folder().is_dir():
+                raise
             print(f"{one} is omitted: {error}", file=sys.stderr)

@@ -10,7 +10,6 @@ All of them are of the plans of `python -m benchmarks shardbench`; those that we
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
@@ -21,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, calls_of, halves, read_lines, times_us
+from benchmarks.references.rows import read_rows, run_script
+from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, calls_of, halves, times_us
 from benchmarks.shardbench.cases import Cell
 from benchmarks.shardbench.loads import Load, is_fitted, key_of, loads_of, write_loads
 from benchmarks.shardbench.page import by_cell
@@ -82,10 +82,9 @@ def timed_loads(results: Sequence[Result]) -> Iterator[TimedLoad]:
                     yield TimedLoad(
                         cell, load, timed, (device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms)
                     )
-    if missing:
-        raise BadInput(
-            f"{len(missing)} loads of timed plans have no times in {KERNEL_TIMES}. Fetch them with `dvc pull data.dvc`."
-        )
+    if missing or not known:
+        count = f"{len(missing)} loads of timed plans" if missing else f"all loads of {len(results)} plans"
+        raise BadInput(f"{count} have no times in {KERNEL_TIMES}. Fetch them with `dvc pull data.dvc`.")
 
 
 def errors(results: Sequence[Result]) -> Iterator[str]:
@@ -208,7 +207,7 @@ def timed_calls(results: Sequence[Result]) -> Iterator[TimedCalls]:
     """Yield the calls of ``gpu_kernels`` by optimizer, those of fitted GPUs held out, and the plans' loads by kind."""
     for name in CALLS:
         profile = gpu_profile(name.partition("_")[0])
-        for calls in calls_of(profile, read_lines(KERNEL_TIMES / f"{name}.jsonl.gz"), OPTIMIZERS):
+        for calls in calls_of(profile, read_rows(KERNEL_TIMES / f"{name}.jsonl.gz"), OPTIMIZERS):
             some = calls if "_" in name else halves(calls)[1]
             times = times_us(profile, some, KERNELS)
             assert len(times[0]) == len(some.shards), "a kernel of a call was not timed"
@@ -263,14 +262,7 @@ def _errors_row(name: str, loads: Sequence[TimedLoad]) -> str:
 
 
 def main() -> None:
-    """Write loads, or print errors; exit with 1 if data is missing."""
-    try:
-        _run()
-    except BadInput as error:
-        sys.exit(f"error: {error}")
-
-
-def _run() -> None:
+    """Write loads, or print errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("loads", help="write the loads of the plans' devices").add_argument("out", type=Path)
@@ -281,13 +273,13 @@ def _run() -> None:
             one.add_argument("--gpu", default="h100")
         one.add_argument("--journal", type=Path, default=PLANS, help="journal (default: that of the timed plans)")
     args = parser.parse_args()
-    results = [one for one in read_journal(args.journal) if one.status == FITS]
+    gpu = None if args.command == "intervals" else args.gpu
+    results = [one for one in read_journal(args.journal) if one.status == FITS and gpu in (None, one.gpu)]
     if not results:
-        raise BadInput(f"there are no plans in {args.journal}. Fetch the timed plans with `dvc pull data.dvc`.")
+        raise BadInput(f"0 plans of {gpu or 'any GPU'} in {args.journal}. Fetch timed plans with `dvc pull data.dvc`.")
     if args.command == "intervals":
         print("\n".join(intervals(results)))
         return
-    results = [one for one in results if one.gpu == args.gpu]
     if args.command == "errors":
         print("\n".join(errors(results)))
         return
@@ -301,4 +293,4 @@ def _run() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -24,7 +24,8 @@ import numpy as np
 import yaml
 from scipy.optimize import nnls
 
-from benchmarks.references.others_measurements import BATCH_SIZE, default_folder, read, read_rows
+from benchmarks.references.others_measurements import BATCH_SIZE, default_folder, read
+from benchmarks.references.rows import read_rows, run_script
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
@@ -200,4 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.references.rows import read_rows
 from benchmarks.shardbench.cases import Cell
 from benchmarks.shardbench.linear import LinearModel
 from benchmarks.shardbench.planners import Planner
@@ -34,7 +34,6 @@ ORACLES = {
 }
 # Table of the page, which lists the plans that were timed.
 PUBLISHED = Path(__file__).resolve().parents[1] / "shardbench_202611.csv"
-GZIP = b"\x1f\x8b"
 FITS, OVER_MEMORY, ILLEGAL, NO_PLAN = "fits", "over memory", "illegal", "no plan"
 
 
@@ -166,11 +165,7 @@ def check_times(results: Sequence[Result]) -> None:
 
 def read_journal(path: Path) -> list[Result]:
     """Read the known results; none if the file is missing. Unpack a gzipped file."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    text = (gzip.decompress(content) if content.startswith(GZIP) else content).decode()
-    return [Result(**json.loads(line)) for line in text.splitlines()]
+    return [Result(**row) for row in read_rows(path, least=0)]
 
 
 def write_journal(path: Path, results: Sequence[Result]) -> None:

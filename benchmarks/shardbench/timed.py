@@ -5,8 +5,6 @@ Kernels are timed; communication is modelled.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.references.rows import read_rows
 from benchmarks.shardbench.loads import Load, key_of, loads_of
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import parts_by_table
@@ -88,12 +87,5 @@ def _kernels_ms(kernels_us: Mapping[str, tuple[int, float]]) -> dict[str, float]
 
 @cache
 def kernel_times_of(gpu: str) -> KernelTimes:
-    """Return the times of a GPU; empty if its file is missing (`dvc pull data.dvc` fetches it)."""
-    path = KERNEL_TIMES / f"shardbench_{gpu}.jsonl.gz"
-    return read_kernel_times(path) if path.exists() else KernelTimes()
-
-
-def read_kernel_times(path: Path) -> KernelTimes:
-    """Read the times of a file."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return KernelTimes(map(json.loads, file))
+    """Return the times of a GPU; empty if it has no file. `dvc pull data.dvc` fetches the files."""
+    return KernelTimes(read_rows(KERNEL_TIMES / f"shardbench_{gpu}.jsonl.gz", least=0))

@@ -95,27 +95,10 @@ PROVIDERS |= {
 }
 
 __all__ = [
-    "BadInput",
-    "EvenshardError",
-    "InUse",
-    "InfeasibleTask",
-    "Machine",
-    "Memory",
-    "Placement",
-    "PlacementAnswer",
-    "Search",
-    "Sharding",
-    "Table",
-    "TablePart",
-    "TableRules",
-    "TableSources",
-    "Training",
-    "__version__",
-    "load_answer",
-    "place",
-    "save_answer",
-    "what_if",
-]
+    "BadInput", "EvenshardError", "InUse", "InfeasibleTask", "Machine", "Memory", "Placement", "PlacementAnswer",
+    "Search", "Sharding", "Table", "TablePart", "TableRules", "TableSources", "Training", "__version__",
+    "load_answer", "place", "save_answer", "what_if",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

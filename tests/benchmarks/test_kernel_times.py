@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.shardbench import time_loads
+from benchmarks.references.rows import read_rows, run_script
+from benchmarks.shardbench import time_loads, timed
 from benchmarks.shardbench.cases import BenchMachine
 from benchmarks.shardbench.loads import key_of, loads_of
 from benchmarks.shardbench.time_loads import Timer
 from benchmarks.shardbench.timed import KernelTimes
+from evenshard.base.errors import BadFile
 from evenshard.placement.parts import Span, TablePart, replica_table, whole_part
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
@@ -98,3 +101,27 @@ def test_a_step_is_the_slowest_devices_with_exchanges(task: ShardingTask) -> Non
     assert KernelTimes(lines[:1]).step_ms(task, parts, links) is None
     slower = [{**line, "backward_ms": [line["backward_ms"][0] + 2.0]} for line in lines]  # type: ignore[index]
     assert KernelTimes([*lines, *slower]).step_ms(task, parts, links) == pytest.approx(expected + 1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["shardbench_h100.jsonl.gz", "gpu_points.csv", "mine.jsonl"])
+def test_a_script_stops_without_rows_that_it_should_have(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with pytest.raises(SystemExit, match=r"error: .*0 of at least .* rows: no such file"):
+        run_script(lambda: print(read_rows(path)))
+    content = b'{"a": 1}\n{"a": 2}\n'
+    path.write_bytes(gzip.compress(content))
+    if name == "mine.jsonl":
+        assert read_rows(path) == [{"a": 1}, {"a": 2}]
+    else:
+        with pytest.raises(BadFile, match=r"(1|2) of at least [\d,]+ rows\. "):
+            read_rows(path)
+    path.write_bytes(gzip.compress(content)[:-12])
+    with pytest.raises(BadFile, match="rows: damaged"):
+        read_rows(path)
+
+
+def test_a_gpu_without_a_file_of_times_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "KERNEL_TIMES", tmp_path)
+    assert not timed.kernel_times_of.__wrapped__("v100").runs
+    with pytest.raises(BadFile, match="0 of at least"):
+        timed.kernel_times_of.__wrapped__("h100")

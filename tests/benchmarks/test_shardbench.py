@@ -57,7 +57,7 @@ def test_the_command_plans_what_is_missing_and_writes_all_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal, out = tmp_path / "work" / "journal.jsonl", tmp_path / "bench"
-    asked = ["shardbench", "--models", "mixed_3", "--hardware", "h100", "--devices", "2", "--journal", str(journal)]
+    asked = ["shardbench", "--models", "mixed_3", "--hardware", "v100", "--devices", "2", "--journal", str(journal)]
     asked += ["--out", str(out), "--planners"]
     main([*asked, "evenshard,greedy,torchrec_default"])
     before = read_journal(journal)
@@ -65,7 +65,7 @@ def test_the_command_plans_what_is_missing_and_writes_all_files(
     results = read_journal(journal)
     assert results[:-1] == before and results[-1].planner == "first_device"
     assert [one.planner for one in before] == ["evenshard", *["greedy"] * 4, "torchrec_default"]
-    cell = Cell("mixed_3", "h100", 2)
+    cell = Cell("mixed_3", "v100", 2)
     for one in results:
         assert one.status == FITS and one.cell == cell
         check_sharding(cell.machine.task(cell.tables), parts_of(one))
@@ -73,20 +73,20 @@ def test_the_command_plans_what_is_missing_and_writes_all_files(
     main([*asked, "evenshard", "--again"])
     assert read_journal(journal) == results
     assert [one.planner for one in read_csv(out.with_suffix(".csv"))] == ["evenshard"]
-    assert out.with_suffix(".svg").read_text().count("2 x h100") == 1
+    assert out.with_suffix(".svg").read_text().count("2 x v100") == 1
     schema = (tmp_path / "bench_schema.csv").read_text().splitlines()
     columns = out.with_suffix(".csv").read_text().partition("\n")[0].split(",")
     assert [line.partition(",")[0] for line in schema] == ["column", *columns]
     assert out.with_suffix(".md").read_text() == page(comparable(list(read_csv(out.with_suffix(".csv")))), "bench")
-    assert "mixed_3, 2 x h100: first_device, 1 plans" in capsys.readouterr().out
+    assert "mixed_3, 2 x v100: first_device, 1 plans" in capsys.readouterr().out
 
 
 def test_plans_that_may_not_be_used_are_told_and_never_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = sum(table.size_bytes for table in tables_called("mixed_5"))
-    monkeypatch.setattr(cases, "TABLES_SHARE", 0.99 * total / cases.gpu_profile("h100").memory_bytes)
-    cell, rows = Cell("mixed_5", "h100", 2), []
+    monkeypatch.setattr(cases, "TABLES_SHARE", 0.99 * total / cases.gpu_profile("v100").memory_bytes)
+    cell, rows = Cell("mixed_5", "v100", 2), []
     for name, text in (("first_device", FIRST_DEVICE), ("loses_a_table", LOSES_A_TABLE), ("gives_up", GIVES_UP)):
         rows += results_of(cell, load_planner(write_planner(tmp_path, name, text)))
     assert [one.status for one in rows] == [OVER_MEMORY, ILLEGAL, NO_PLAN]

@@ -65,7 +65,8 @@ def register_model(
     """Makes a model's folder a new version, where others have its weights too."""
     with short_timeouts():
         client = client or connect()
-        logged = registry._upload_model(client, name or REGISTERED_COST, folder, code, tags, metrics or {}, run_id)
+        labels = {**tags, **{f"{registry.METRIC_TAG}{key}": f"{value:.6g}" for key, value in (metrics or {}).items()}}
+        logged = registry._upload_model(client, name or REGISTERED_COST, folder, code, labels, run_id)
         return registry._ensure_version(client, logged, run_id)
 
 

@@ -72,30 +72,16 @@ def print_whole(console: Console, grid: Table) -> None:
 
 def progress(items: Collection[Item], description: str) -> Iterator[Item]:
     """Yield the items while a progress bar on stderr, or log lines if it is no terminal, show the progress."""
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     console = Console(stderr=True)
     if not console.is_terminal or _QUIET.get():
         yield from _log_progress(items, description)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+    done = (bars.BarColumn(), bars.TaskProgressColumn(), bars.MofNCompleteColumn())
+    with bars.Progress(bars.TextColumn("{task.description}"), *done, *times, console=console, transient=True) as bar:
         yield from bar.track(items, description=description)
 
 

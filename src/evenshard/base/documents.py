@@ -27,10 +27,8 @@ MAX_TEXT_BYTES = 64 * 2**20
 # Largest unpacked size of a gzipped file, so that a decompression bomb does not fill the disk.
 MAX_UNPACKED_BYTES = 64 * 2**30
 _CHUNK_BYTES = 16 * 2**20  # read and written per step while unpacking
-# Most digits of an integer; floats end at 1.8e308, so a longer one could overflow when converted.
-_MAX_DIGITS = 300
-# Deepest nesting: libyaml recurses for each level, and a stack overflow ends the process.
-_MAX_LEVELS = 100
+_MAX_DIGITS = 300  # most digits of an integer; floats end at 1.8e308, so a longer one could overflow when converted
+_MAX_LEVELS = 100  # deepest nesting: libyaml recurses for each level, and a stack overflow ends the process
 # Most aliases inside anchored collections: each may double the content ("billion laughs" attack).
 _MAX_NESTED_ALIASES = 20
 

@@ -34,8 +34,7 @@ from evenshard.base.messages import one_line, reason_of
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Most problems of one file that an error message lists.
-MAX_PROBLEMS = 20
+MAX_PROBLEMS = 20  # most problems of one file that an error message lists
 
 
 class EvenshardError(Exception):

@@ -32,8 +32,7 @@ MAX_TABLES = 100_000  # in a file; a longer file is rejected before its values a
 MAX_TABLE_BYTES = 2**50  # of the weights of a table, 1 PiB; also the limit of its rows
 # Most bytes of all tables with their optimizer state, and of all devices; NumPy's integers end at 2**63.
 MAX_TOTAL_BYTES = 2**62
-# Most values in a Parquet file of tables, which is loaded into memory as a whole.
-MAX_VALUES = 4_000_000
+MAX_VALUES = 4_000_000  # most values in a Parquet file of tables, which is loaded into memory as a whole
 
 
 @dataclass(frozen=True)
@@ -111,33 +110,23 @@ def group(kind: type, heading: str) -> Any:
 
 @dataclass(frozen=True)
 class Knob:
-    """Declaration of a setting, made by ``knob``.
-
-    Attributes:
-        type: type of the field; a string if its module does not import the type.
-        torchrec: TorchRec's name, such as ``Topology.hbm_cap``, possibly in another unit.
-        range: allowed values of a number; by default, those of ``RANGES``.
-        flag: flag on the command line; "" derives it from the field's name, None means no flag. Without dashes it is
-            a positional argument.
-        section: section of params.yaml that has its default, under the same name.
-        parameter: parameter of the pipeline component; "" for none.
-        output: rule for what an output path may replace.
-        use: role of a path in a stage; see ``evenshard.loop.stage``.
-    """
+    """Declaration of a setting, made by ``knob``."""
 
     name: str
-    type: Any
+    type: Any  # type of the field; a string if its module does not import the type
     default: Any
     help: str
-    torchrec: str = ""
-    range: Range | None = None
+    torchrec: str = ""  # TorchRec's name, such as ``Topology.hbm_cap``, possibly in another unit
+    range: Range | None = None  # allowed values of a number; by default, those of ``RANGES``
+    # flag on the command line; "" derives it from the field's name, None means no flag. Without dashes it is a
+    # positional argument.
     flag: str | None = ""
     metavar: str = ""
     choices: tuple[str, ...] = ()
-    section: str = ""
-    parameter: str = ""
-    output: Output | None = None
-    use: Any = None
+    section: str = ""  # section of params.yaml that has its default, under the same name
+    parameter: str = ""  # parameter of the pipeline component; "" for none
+    output: Output | None = None  # rule for what an output path may replace
+    use: Any = None  # role of a path in a stage; see ``evenshard.loop.stage``
     module: str = __name__
 
     @property

@@ -26,8 +26,7 @@ from evenshard.base.errors import BadConfig, BadFile
 
 OTHER_PATH = "Name another path."
 STDOUT = Path("-")
-# Errors of fsync on file systems that do not support it.
-_CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
+_CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # errors of fsync on file systems that do not support it
 # Errors of a write without space: a full disk, an exceeded quota, or a file above the maximum size.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -137,29 +136,13 @@ NETWORK_FOLDER = Folder("a network", _NETWORK_FILES)
 MODEL_PARTS = ("cost_model", "cost_net", "policy")
 MODEL_FOLDER = Folder("a model", tuple(f"{part}/{name}" for part in MODEL_PARTS for name in _NETWORK_FILES))
 ANY_FOLDER = Folder("the new folder")
-# Folder of a loop's report, next to its params.yaml.
-REPORTS = "reports"
+REPORTS = "reports"  # folder of a loop's report, next to its params.yaml
 # Hardware that the loop measures on (``evenshard hardware --here``), next to its report.
 HARDWARE_FILE = f"{REPORTS}/hardware.json"
-_IN_GIT = (
-    "summary.json",
-    "metrics.json",
-    "table.txt",
-    "sharders.csv",
-    "predicted_vs_measured.csv",
-    "cost_per_round.json",
-)
-REPORT = FilesInside(
-    (
-        *_IN_GIT,
-        "evaluation.csv",
-        "evaluation_costs.parquet",
-        "predicted_vs_measured.png",
-        "cost_per_round.png",
-        "device_costs.png",
-    ),
-    _IN_GIT,
-)
+_DATA_OF_PLOTS = ("sharders.csv", "predicted_vs_measured.csv", "cost_per_round.json")
+_PLOTS = ("predicted_vs_measured.png", "cost_per_round.png", "device_costs.png")
+_IN_GIT = ("summary.json", "metrics.json", "table.txt", *_DATA_OF_PLOTS)
+REPORT = FilesInside((*_IN_GIT, "evaluation.csv", "evaluation_costs.parquet", *_PLOTS), _IN_GIT)
 PROMOTION = FilesInside(("promotion.json", "promotion_costs.parquet"))
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-# "module:function" by name.
-PROVIDERS: dict[str, str] = {}
+PROVIDERS: dict[str, str] = {}  # "module:function" by name
 
 
 def load_provider(name: str) -> Any:

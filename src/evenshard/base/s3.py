@@ -249,15 +249,12 @@ def readable_errors(address: Address, doing: str) -> Iterator[None]:
     from botocore import exceptions as of_client
     from s3transfer import exceptions as of_transfer
 
+    no_keys = (of_client.NoCredentialsError, of_client.PartialCredentialsError, of_client.CredentialRetrievalError)
     try:
         yield
     except of_client.ClientError as error:
         _explain(error, address, doing)
-    except (
-        of_client.NoCredentialsError,
-        of_client.PartialCredentialsError,
-        of_client.CredentialRetrievalError,
-    ) as error:
+    except no_keys as error:
         raise BadConfig(f"{address}: {reason_of(error)}. Set {KEYS}, or AWS_PROFILE.") from None
     except (of_client.NoRegionError, of_client.ParamValidationError) as error:
         raise BadConfig(f"{address}: {reason_of(error)}. Check the address and AWS_DEFAULT_REGION.") from None

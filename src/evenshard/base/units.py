@@ -35,8 +35,7 @@ def decimals(largest: float) -> int:
     """Return the number of decimals, at most six, that shows three significant digits of the largest number."""
     if not math.isfinite(largest) or largest <= 0:
         return 2
-    # 1.23 has two decimals, 12.3 has one, 123 has none.
-    return min(max(2 - math.floor(math.log10(largest)), 0), 6)
+    return min(max(2 - math.floor(math.log10(largest)), 0), 6)  # 1.23 has two decimals, 12.3 has one, 123 has none
 
 
 def ms_text(time_ms: float) -> str:
@@ -51,8 +50,7 @@ def utc_text(seconds: float) -> str:
 
 def pct_text(per_cent: float) -> str:
     """Format a percentage, with one decimal below ten."""
-    # 9.95 would round to 10.0.
-    return f"{per_cent:.1f} %" if per_cent < 9.95 else f"{per_cent:,.0f} %"
+    return f"{per_cent:.1f} %" if per_cent < 9.95 else f"{per_cent:,.0f} %"  # 9.95 would round to 10.0
 
 
 def gb_text(num_bytes: float) -> str:

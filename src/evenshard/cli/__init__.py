@@ -148,7 +148,7 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
         if isinstance(metrics, int):
             return metrics
         if getattr(args, "metrics", None) is not None:
-            _write_metrics(metrics, args.metrics)
+            write_text(args.metrics, json.dumps(metrics, indent=1) + "\n")
     except (BadInput, InfeasibleTask) as error:
         lines = error.lines if isinstance(error, BadRecords) else (str(error),)
         print(f"{parser.prog} {args.command}: " + "\n  ".join(lines), file=sys.stderr)
@@ -174,7 +174,3 @@ def _dismiss_other_ranks() -> Iterator[None]:
             from evenshard.measure.distributed import collective
 
             collective.dismiss()
-
-
-def _write_metrics(metrics: Mapping[str, Any], path: Path) -> None:
-    write_text(path, json.dumps(metrics, indent=1) + "\n")

@@ -131,13 +131,6 @@ def _rephrase(message: str) -> str:
     return f"{found['name']} is {brief(given)}. Choose from {', '.join(known)}.{meant}"
 
 
-def _check_and_call(
-    call: Callable[[argparse.Namespace], Any], actions: Iterable[argparse.Action], args: argparse.Namespace
-) -> Any:
-    require_writable(actions, args)
-    return call(args)
-
-
 class Commands:
     """Subcommands of a parser."""
 
@@ -156,8 +149,12 @@ class Commands:
         """
         sub = self._subparsers.add_parser(name, help=what, description=f"{what} {more}")
 
+        def check_and_call(args: argparse.Namespace) -> Any:
+            require_writable(sub._actions, args)  # argparse has no public name for them
+            return None if call is None else call(args)
+
         if call is not None:
-            sub.set_defaults(call=partial(_check_and_call, call, sub._actions))  # argparse has no public name for them
+            sub.set_defaults(call=check_and_call)
         return sub
 
 
@@ -167,11 +164,6 @@ PARAMS = Path("params.yaml")  # default of --params; may be missing for commands
 def add_params_flag(sub: argparse.ArgumentParser) -> None:
     """Declare ``--params``."""
     sub.add_argument("--params", **PATH, default=PARAMS, help=f"settings file (default: {PARAMS})")
-
-
-def add_metrics_flag(sub: argparse.ArgumentParser) -> None:
-    """Declare ``--metrics``."""
-    sub.add_argument("--metrics", **OUTPUT, help="also write the stage's metrics to this JSON file")
 
 
 def load_params_file(args: argparse.Namespace) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from evenshard.planner.knobs import place_knob
 ADD = "add"  # `evenshard hardware add`, in place of the name of hardware
 
 
-def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
+def _describe(args: argparse.Namespace) -> None:
     from evenshard.cli.describe import describe_file, file_text
     from evenshard.measure.describe import describe, format_description
 
@@ -53,58 +53,52 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
             f"repeated measurements of a placement spread by {spread_pct:.1f} %, more than {args.max_noise:g} %. "
             "Measure on a quieter machine, or raise --max-noise."
         )
-    return {}
 
 
-def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.measure.inventory import find_hardware, format_hardware, format_inventory, inventory
+def _hardware(args: argparse.Namespace) -> None:
+    from evenshard.measure.inventory import (
+        add_hardware,
+        find_hardware,
+        format_confirmation,
+        format_hardware,
+        format_inventory,
+        inventory,
+    )
 
     if (args.name == ADD) != (args.sheet is not None) or (args.out and not args.sheet):
         raise BadConfig(f"Use {ADD} and --spec together: `evenshard hardware {ADD} --spec gpu.yaml`.")
     if args.sheet is not None:
-        _add_hardware(args.sheet, args.out or Path(f"{args.sheet.stem}_profile.yaml"))
+        out = args.out or Path(f"{args.sheet.stem}_profile.yaml")
+        print(format_confirmation(add_hardware(args.sheet, out)))
+        print(f"saved: {out} (use it as hardware: simulated:{out})")
     elif args.here is not None:
-        _hardware_here(args)
+        here = identify_hardware(section(load_params_file(args), "measure", MeasureConfig))
+        write_text(args.here, json.dumps(here, indent=1) + "\n")
     elif args.name is None:
         print(json.dumps(inventory(), indent=1) if args.json else format_inventory())
     else:
         hardware = find_hardware(args.name)
         print(json.dumps(asdict(hardware), indent=1) if args.json else format_hardware(hardware))
-    return {}
 
 
-def _add_hardware(sheet: Path, out: Path) -> None:
-    from evenshard.measure.inventory import add_hardware, format_confirmation
-
-    print(format_confirmation(add_hardware(sheet, out)))
-    print(f"saved: {out} (use it as hardware: simulated:{out})")
-
-
-def _hardware_here(args: argparse.Namespace) -> None:
-    text = json.dumps(identify_hardware(section(load_params_file(args), "measure", MeasureConfig)), indent=1)
-    write_text(args.here, text + "\n")
-
-
-def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
+def _calibrate_link(args: argparse.Namespace) -> None:
     from evenshard.measure.calibrate.link import calibrate_link
     from evenshard.measure.distributed import collective
 
     measure = section(load_params_file(args), "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
     if collective.is_follower():  # only rank 0 fits and writes; the other ranks measure what it requests
         collective.serve(measure)
-        return {}
+        return
     for path, fit in calibrate_link(measure, args.out, args.max_mb).items():
         print(fit.text())
         print(f"saved: {path} (use it as measure.link: {path})")
-    return {}
 
 
-def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
+def _calibrate_device(args: argparse.Namespace) -> None:
     from evenshard.loop import calibrate_device as stage
 
     print(stage.run(args.tables, args.costs, args.profile, args.out))
     print(f"saved: {args.out} (use it as hardware: simulated:{args.out})")
-    return {}
 
 
 def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -124,7 +118,7 @@ def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     return found
 
 
-def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
+def _observe(args: argparse.Namespace) -> None:
     from evenshard.loop import observe as stage
 
     inputs = ObserveInputs(**flag_values(args, ObserveInputs))
@@ -136,7 +130,6 @@ def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
         print(stage.observation_text(observation, comparison))
         if args.costs_out is not None:
             print(f"saved: {args.costs_out}")
-    return {}
 
 
 def add_commands(commands: Commands) -> None:
@@ -172,12 +165,7 @@ def add_commands(commands: Commands) -> None:
         nargs="?",
         help="simulated device or link, such as h200 or nvlink_a100, or its YAML file; or `add`, with --spec",
     )
-    sub.add_argument(
-        "--spec",
-        **PATH,
-        dest="sheet",
-        help=f"with {ADD}: values from the data sheet of a GPU (.yaml)",
-    )
+    sub.add_argument("--spec", **PATH, dest="sheet", help=f"with {ADD}: values from the data sheet of a GPU (.yaml)")
     sub.add_argument("--out", **OUTPUT, help=f"with {ADD}: profile to write (default: SPEC_profile.yaml)")
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument(

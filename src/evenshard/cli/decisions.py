@@ -6,45 +6,24 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from evenshard.base.documents import replace_non_finite
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.outputs import PROMOTION
 from evenshard.base.provenance import Lineage, params_hash
 from evenshard.base.typed import section
-from evenshard.cli.arguments import (
-    A_MODEL,
-    OUTPUT,
-    PATH,
-    SOURCE,
-    Commands,
-    add_flag,
-    add_flags,
-    add_params_flag,
-    at_least,
-    flag_values,
-    load_params_file,
-    output_flag,
-)
+from evenshard.cli import arguments
 from evenshard.loop.commands import DriftRequest, PromoteInputs
 from evenshard.loop.loop import EvaluateConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.planner.knobs import place_knob
 
-if TYPE_CHECKING:
-    from evenshard.loop.decisions.drift import Drift
-    from evenshard.planner.difference import Difference
-    from evenshard.sharders.model import Model
-
-# Exit codes.
-REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
+REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3  # exit codes
 
 
-def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
+def _promote(args: argparse.Namespace) -> int:
     from evenshard.loop.decisions.promote import (
         COSTS,
         PROMOTION_REPORT,
@@ -59,15 +38,15 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.tracking.pyfunc import build_serving_code
     from evenshard.tracking.tags import PARAMS_HASH
 
-    params = load_params_file(args)
-    measure = section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
+    params = arguments.load_params_file(args)
+    measure = section(params, "measure", MeasureConfig, **arguments.flag_values(args, MeasureConfig, "measure"))
     evaluate = section(params, "evaluate", EvaluateConfig)
     if collective.is_follower():  # only rank 0 decides; the other ranks measure what it requests
         collective.serve(measure)
-        return {}
+        return 0
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
     log_backlog(build_serving_code)  # registers models that MLflow missed; one of them may be the newest version
-    inputs = PromoteInputs(**flag_values(args, PromoteInputs))
+    inputs = PromoteInputs(**arguments.flag_values(args, PromoteInputs))
     done = promote(inputs, args.out, measure, search, Lineage.current(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
         run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
@@ -83,10 +62,10 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         print(json.dumps(as_json(done), indent=1))
     else:
         print_promotion(done)
-    return REFUSED if done.outcome is PromotionOutcome.REFUSED else {}
+    return REFUSED if done.outcome is PromotionOutcome.REFUSED else 0
 
 
-def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
+def _drift(args: argparse.Namespace) -> int:
     from evenshard.loop.decisions.drift import compute_drift, print_drift
     from evenshard.planner.diff import diff
     from evenshard.planner.file import load_answer, save_answer
@@ -98,7 +77,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
         raise BadConfig("--out and --link-gb-s need a current placement. Name it with --placement.")
     model = load_learned_model(args.against, None)
     old = None if args.placement is None else load_answer(args.placement)
-    asked = DriftRequest(**flag_values(args, DriftRequest))
+    asked = DriftRequest(**arguments.flag_values(args, DriftRequest))
     # batch_size[1] is the largest batch size in the training data
     batch_size = asked.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)
     tables = tables_from(
@@ -125,7 +104,9 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
         except InfeasibleTask as error:
             problem = str(error)
     if args.json:
-        print(json.dumps(_drift_json(drift, model, difference, problem), indent=1))
+        content = {"model": {"source": model.source, "sha256": model.digest}, **asdict(drift)}
+        content |= {"difference": None if difference is None else asdict(difference), "no_placement": problem or None}
+        print(json.dumps(replace_non_finite(content), indent=1))
     else:
         print_drift(drift, model.source)
         if difference is not None:
@@ -135,21 +116,10 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
             print(f"\nNo new placement: {problem}")
     if drift.retrain_due:
         return RETRAIN
-    return BAD_INPUT if problem else {}
+    return BAD_INPUT if problem else 0
 
 
-def _drift_json(drift: Drift, model: Model, difference: Difference | None, problem: str) -> Any:
-    return replace_non_finite(
-        {
-            "model": {"source": model.source, "sha256": model.digest},
-            **asdict(drift),
-            "difference": None if difference is None else asdict(difference),
-            "no_placement": problem or None,
-        }
-    )
-
-
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: arguments.Commands) -> None:
     """Declare promote and drift."""
     sub = commands.add(
         "promote",
@@ -161,10 +131,10 @@ def add_commands(commands: Commands) -> None:
         "input.",
     )
     add = sub.add_argument
-    add_params_flag(sub)
-    add_flags(sub, PromoteInputs)
-    add_flags(sub, MeasureConfig, "measure")
-    add("--out", **output_flag(PROMOTION), default=Path("work/promotion"),
+    arguments.add_params_flag(sub)
+    arguments.add_flags(sub, PromoteInputs)
+    arguments.add_flags(sub, MeasureConfig, "measure")
+    add("--out", **arguments.output_flag(PROMOTION), default=Path("work/promotion"),
         help="folder of promotion.json and the costs (default: work/promotion)")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
 
@@ -179,17 +149,21 @@ def add_commands(commands: Commands) -> None:
     add = sub.add_argument
     add(
         "--tables",
-        type=SOURCE,
+        type=arguments.SOURCE,
         required=True,
         metavar="TABLES",
         help="today's tables: table file, public set, or traffic, as for `evenshard place`",
     )
-    add("--against", type=A_MODEL, required=True, metavar="MODEL", help="models:/evenshard-cost@champion, or a "
-        "round's folder such as work/round_3")  # fmt: skip
-    add("--placement", **PATH, help="current placement.json: place the tables again with its devices and rules")
-    add("-o", "--out", **OUTPUT, help="placement.json to write for the new placement")
-    add("--link-gb-s", type=at_least(1e-9, float), metavar="X",
+    add("--against", type=arguments.A_MODEL, required=True, metavar="MODEL", help="models:/evenshard-cost@champion, or "
+        "a round's folder such as work/round_3")  # fmt: skip
+    add(
+        "--placement",
+        **arguments.PATH,
+        help="current placement.json: place the tables again with its devices and rules",
+    )
+    add("-o", "--out", **arguments.OUTPUT, help="placement.json to write for the new placement")
+    add("--link-gb-s", type=arguments.at_least(1e-9, float), metavar="X",
         help="bandwidth per device, GB/s (1 GB = 1024**3 bytes), to show the time of the move")  # fmt: skip
-    add_flag(sub, place_knob("traffic"))
-    add_flags(sub, DriftRequest)
+    arguments.add_flag(sub, place_knob("traffic"))
+    arguments.add_flags(sub, DriftRequest)
     add("--json", action="store_true", help="print JSON")

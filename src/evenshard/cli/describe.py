@@ -21,8 +21,7 @@ from evenshard.planner.file import load_answer
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.training_domain import TrainingDomain
 
-# Folders to search for cost datasets by their SHA-256.
-DATASETS = (Path("data"), Path("work"))
+DATASETS = (Path("data"), Path("work"))  # folders to search for cost datasets by their SHA-256
 
 
 def describe_file(path: Path) -> dict[str, str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.outputs import atomic_path
@@ -24,7 +22,7 @@ TEMPLATES = {
 }
 
 
-def _init(args: argparse.Namespace) -> Mapping[str, Any]:
+def _init(args: argparse.Namespace) -> None:
     there = next((name for name in TEMPLATES if (args.folder / name).exists()), None)
     if there is not None:
         raise BadConfig(f"{args.folder / there} already exists. Name another folder.")
@@ -34,7 +32,6 @@ def _init(args: argparse.Namespace) -> Mapping[str, Any]:
         with atomic_path(args.folder / name) as draft:
             draft.write_bytes(templates.joinpath(name).read_bytes())
         print(f"{args.folder / name}: {what}")
-    return {}
 
 
 def add_commands(commands: Commands) -> None:

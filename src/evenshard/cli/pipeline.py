@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -48,16 +48,15 @@ RESULT_FILES = {
 }
 
 
-def _compile(args: argparse.Namespace) -> Mapping[str, Any]:
+def _compile(args: argparse.Namespace) -> None:
     from evenshard.kubeflow.package import compile_to
 
     pipeline, values = _build_pipeline(args, _cluster(args))
     compile_to(pipeline, args.out, values)
     print(f"saved: {args.out}")
-    return {}
 
 
-def _run(args: argparse.Namespace) -> Mapping[str, Any]:
+def _run(args: argparse.Namespace) -> None:
     from evenshard.kubeflow.local import local_file, run_locally
 
     pipeline, values = _build_pipeline(args, _cluster(args), local=True)
@@ -73,10 +72,9 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
             print(text.read_text().removeprefix("```text\n").removesuffix("```\n"))  # Markdown is for Kubeflow's UI
     for path in sorted(folder.glob(RESULT_FILES[args.pipeline])):
         print(f"saved: {path}")
-    return {}
 
 
-def _submit(args: argparse.Namespace) -> Mapping[str, Any]:
+def _submit(args: argparse.Namespace) -> None:
     remote, cluster = _remote(args), _cluster(args)
     with _package(args, cluster) as (package, values):
         name = args.run_name or f"evenshard-{args.pipeline}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -86,7 +84,6 @@ def _submit(args: argparse.Namespace) -> Mapping[str, Any]:
         patience_s = None if args.patience_minutes is None else 60 * args.patience_minutes
         retries = max(stage.retries for stage in cluster.stages.values())  # an eviction can hit the pod of any stage
         _report(remote.wait(status.run_id, args.poll_seconds, patience_s, _ProgressLog(), retries))
-    return {}
 
 
 class _ProgressLog:
@@ -101,42 +98,37 @@ class _ProgressLog:
                 log.info("%s", line)
 
 
-def _schedule(args: argparse.Namespace) -> Mapping[str, Any]:
+def _schedule(args: argparse.Namespace) -> None:
     remote, cluster = _remote(args), _cluster(args)
     with _package(args, cluster) as (package, values):
         name = args.run_name or f"evenshard-{args.pipeline}"
         account = _service_account(args, cluster)
         number = remote.schedule(package, values, args.experiment, name, args.cron, account)
     print(f"recurring run: {number}\n{args.endpoint.rstrip('/')}/#/recurringrun/details/{number}")
-    return {}
 
 
-def _unschedule(args: argparse.Namespace) -> Mapping[str, Any]:
+def _unschedule(args: argparse.Namespace) -> None:
     number = _remote(args).unschedule(args.name, args.experiment, args.force)
     print(f"deleted: recurring run {number}. Its finished runs are kept.")
-    return {}
 
 
-def _pause(args: argparse.Namespace) -> Mapping[str, Any]:
+def _pause(args: argparse.Namespace) -> None:
     resumes = args.pipeline_command == "resume"
     number = _remote(args).pause(args.name, args.experiment, resumes)
     print(f"{'resumed' if resumes else 'paused'}: recurring run {number}")
-    return {}
 
 
-def _stop(args: argparse.Namespace) -> Mapping[str, Any]:
+def _stop(args: argparse.Namespace) -> None:
     before = _remote(args).stop(args.run_id)
     done = f"had already ended: {before.state}" if before.is_finished else f"is stopping; it was {before.state}"
     print(f"run {args.run_id} {done}\n{before.url}")
-    return {}
 
 
-def _status(args: argparse.Namespace) -> Mapping[str, Any]:
+def _status(args: argparse.Namespace) -> None:
     status = _remote(args).status(args.run_id)
     if args.json:
         print(json.dumps(asdict(status), indent=1, default=datetime.isoformat))  # JSON has no type for times
     _report(status, silent=args.json)
-    return {}
 
 
 def _report(status: RunStatus, silent: bool = False) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,17 +12,7 @@ from evenshard.api import place
 from evenshard.base.console import best_so_far, without_progress
 from evenshard.base.errors import BadConfig, MissingPackage
 from evenshard.base.outputs import STDOUT, check_distinct, write_text
-from evenshard.cli.arguments import (
-    OUTPUT,
-    OUTPUT_OR_STDOUT,
-    PATH,
-    SOURCE,
-    Commands,
-    add_flags,
-    at_least,
-    flag_values,
-    join_rules,
-)
+from evenshard.cli import arguments
 from evenshard.planner.knobs import groups, place_knobs
 from evenshard.price.hardware import HardwareName
 
@@ -37,12 +26,12 @@ GROUP_HINTS = {"table_rules": "Each of these flags can be repeated."}
 _PATHS = ("tables", "model", "hosts", "traffic", "near", "hardware", "intra", "inter")
 
 
-def _place(args: argparse.Namespace) -> Mapping[str, Any]:
+def _place(args: argparse.Namespace) -> None:
     from evenshard.planner.file import json_schema, json_text
 
     if args.schema:
         print(json.dumps(json_schema(), indent=1))
-        return {}
+        return
     from evenshard.planner.baselines import FULL_SPACE, RULE
     from evenshard.report.answer import print_answer
     from evenshard.sharders.catalog import HEURISTICS
@@ -52,7 +41,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         from evenshard.planner.config_file import config_text
 
         print(config_text(tables, chosen), end="")
-        return {}
+        return
     _check_output(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
     more = () if args.report is None else (RULE, *torchrec, *([FULL_SPACE] if torchrec else ()))
@@ -60,7 +49,8 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
         answer = place(tables, **chosen, compare=compare, progress=progress)
     if args.out is not None:
-        _write(_contents(args, answer), args.out)
+        text = _contents(args, answer)
+        print(text, end="") if args.out == STDOUT else write_text(args.out, text)
     if args.report is not None:
         from evenshard.report.page.page import save_page
 
@@ -69,7 +59,6 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json_text(answer), end="")
     elif not args.quiet and args.out != STDOUT:
         print_answer(answer, missing=missing, verbose=args.verbose)
-    return {}
 
 
 def _request(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
@@ -94,7 +83,7 @@ def _request(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         rules.append(load_rules(args.rules))
     if tables is None:
         raise BadConfig("TABLES is missing. Name a table file, a public set such as mlperf_dlrm_v2, or traffic.")
-    return tables, join_rules({**asked, **flag_values(args, place_knobs())}, *rules)
+    return tables, arguments.join_rules({**asked, **arguments.flag_values(args, place_knobs())}, *rules)
 
 
 def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
@@ -110,13 +99,6 @@ def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
     from evenshard.planner.file import json_text
 
     return json_text(answer)
-
-
-def _write(text: str, path: Path) -> None:
-    if path == STDOUT:
-        print(text, end="")
-        return
-    write_text(path, text)
 
 
 def _torchrec() -> tuple[tuple[str, ...], str]:
@@ -141,7 +123,7 @@ def _check_output(args: argparse.Namespace) -> None:
         raise BadConfig("--json and -o - both write to standard output. Give one of them, or -o a file.")
 
 
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: arguments.Commands) -> None:
     """Declare place."""
     sub = commands.add(
         "place",
@@ -154,29 +136,29 @@ def add_commands(commands: Commands) -> None:
     add = sub.add_argument
     add(
         "tables",
-        type=SOURCE,
+        type=arguments.SOURCE,
         metavar="TABLES",
         nargs="?",
         help="table file (.yaml, .json, .csv, .parquet), public set such as mlperf_dlrm_v2, folder of traffic "
         "(.parquet or .pt), or DLRM batch file; also s3://bucket/file",
     )
-    add("-o", "--out", **OUTPUT_OR_STDOUT, help="file to write: placement.json or a TorchRec plan; - writes only "
-        "this to standard output")  # fmt: skip
+    add("-o", "--out", **arguments.OUTPUT_OR_STDOUT, help="file to write: placement.json or a TorchRec plan; - writes "
+        "only this to standard output")  # fmt: skip
     add("--json", action="store_true", help="print placement.json instead of the summary")
     add("-q", "--quiet", action="store_true", help="print no summary and no progress, only errors")
     add("-v", "--verbose", action="store_true", help="also print baselines' settings, reserved memory and assumptions")
-    add("--report", **OUTPUT, help="HTML page to write; also compares with TorchRec's planner, if installed")
+    add("--report", **arguments.OUTPUT, help="HTML page to write; also compares with TorchRec's planner, if installed")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
-    add("--config", **PATH, help="YAML file with a whole request: tables, and arguments of evenshard.place; "
+    add("--config", **arguments.PATH, help="YAML file with a whole request: tables, and arguments of evenshard.place; "
         "flags take precedence")  # fmt: skip
     add("--print-config", action="store_true", help="print the request as a file for --config, without placing tables")
-    add("--rules", **PATH, help="YAML file with placement rules: pinned, forbidden, together, apart, ...")
+    add("--rules", **arguments.PATH, help="YAML file with placement rules: pinned, forbidden, together, apart, ...")
     add("--format", choices=("json", "torchrec", CONSTRAINTS), default="json",
         help="placement.json, a plan for evenshard.torchrec.load_plan, or ParameterConstraints for TorchRec's "
         "own planner, as .py or .json (default: json)")  # fmt: skip
-    add("--local-world-size", type=at_least(1), metavar="N",
+    add("--local-world-size", type=arguments.at_least(1), metavar="N",
         help="ranks of a node, for a TorchRec plan (default: all ranks)")  # fmt: skip
     sub.epilog = PLACE_EXAMPLE
     for group in groups():
         section = sub.add_argument_group(group.heading, GROUP_HINTS.get(group.name))
-        add_flags(section, group.kind, default=argparse.SUPPRESS)
+        arguments.add_flags(section, group.kind, default=argparse.SUPPRESS)

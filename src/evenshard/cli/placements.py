@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evenshard.base.console import plain_console
 from evenshard.base.errors import BadConfig, BadInput
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 MODEL_HELP = "model instead of the file's: a round's folder such as work/round_3, or models:/evenshard-cost@champion"
 
 
-def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
+def _explain(args: argparse.Namespace) -> None:
     from evenshard.planner.explain import explain
     from evenshard.planner.file import load_answer
     from evenshard.report.comparisons import print_explanation
@@ -33,10 +32,9 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json.dumps(asdict(found), indent=1))
     else:
         print_explanation(found)
-    return {}
 
 
-def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
+def _diff(args: argparse.Namespace) -> None:
     from evenshard.planner.diff import diff, rename_devices
     from evenshard.planner.difference import payback
     from evenshard.planner.file import load_answer, save_answer
@@ -48,7 +46,8 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
         raise BadConfig(f"--link-gb-s is {args.link_gb_s}. Set a bandwidth above 0 GB/s.")
     old, new = load_answer(args.old), load_answer(args.new)
     if args.reshard_delta:
-        return _reshard_delta(args, old, new)
+        _reshard_delta(args, old, new)
+        return
     if args.out is not None or args.partial:
         raise BadConfig("-o and --partial need --reshard-delta. Add it, or omit them.")
     try:
@@ -75,10 +74,9 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
         print(difference_markdown(difference, old, new, args.title, paid), end="")
     else:
         print_difference(difference, paid=paid)
-    return {}
 
 
-def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> Mapping[str, Any]:
+def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> None:
     from evenshard.planner.diff import diff
     from evenshard.report.comparisons import READ_BY_POSITION
     from evenshard.torchrec.running.delta_file import group_reasons, reshard_delta, save_delta
@@ -101,7 +99,6 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
         print(f"evenshard diff: warning: {printable(note.text)} {READ_BY_POSITION}", file=sys.stderr)
     for reason in group_reasons(delta.left):
         console.print(f"not moved: {reason}", soft_wrap=True)
-    return {}
 
 
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:

@@ -9,7 +9,7 @@ from typing import Any
 
 from evenshard.base.documents import load_params
 from evenshard.base.typed import section
-from evenshard.cli.arguments import PARAMS, Commands, add_flags, add_metrics_flag, add_params_flag, flag_values
+from evenshard.cli.arguments import OUTPUT, PARAMS, Commands, add_flags, add_params_flag, flag_values
 from evenshard.loop.loop import STAGES, LoopConfig
 from evenshard.loop.stage import Stage, loop_settings, read_inputs
 from evenshard.measure.config import MeasureConfig
@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
         more = " ".join(filter(None, (stage.about, stage.usage)))
         sub = commands.add(stage.command, partial(_run, stage), stage.what, more)
         add_params_flag(sub)
-        add_metrics_flag(sub)
+        sub.add_argument("--metrics", **OUTPUT, help="also write the stage's metrics to this JSON file")
         add_flags(sub, stage.inputs)
         if stage.measures:
             add_flags(sub, MeasureConfig, "measure")

@@ -12,22 +12,11 @@ from typing import Any
 from evenshard.api import what_if
 from evenshard.base.console import progress
 from evenshard.base.knobs import knobs_of
-from evenshard.cli.arguments import (
-    OUTPUT,
-    PATH,
-    SOURCE,
-    Commands,
-    Source,
-    add_flag,
-    add_flags,
-    flag_values,
-    join_rules,
-    number,
-)
+from evenshard.cli import arguments as cli
 from evenshard.planner.knobs import WhatIf, shared_knobs
 
 
-class PerHardware(Source):
+class PerHardware(cli.Source):
     """Argument type of one value for all hardware, or one value for each, such as h100=12,a100=25."""
 
     def __init__(self, kind: Callable[[str], Any]) -> None:
@@ -53,34 +42,32 @@ class PerHardware(Source):
 
 
 def _numbers(text: str) -> Sequence[int]:
-    return [int(number(part, int)) for part in text.split(",")]
+    return [int(cli.number(part, int)) for part in text.split(",")]
 
 
-def _group_sizes(text: str) -> Sequence[int] | str:
-    return text if text == "all" else _numbers(text)
-
-
-_FLOAT, _INT, _NAME = (PerHardware(kind) for kind in (partial(number, kind=float), partial(number, kind=int), str))
+_FLOAT, _INT, _NAME = (
+    PerHardware(kind) for kind in (partial(cli.number, kind=float), partial(cli.number, kind=int), str)
+)
 # Settings of flags whose argument type does not determine a parser.
 FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": lambda text: text.split(","), "metavar": "NAME[,NAME]"},
     "devices": {"type": _numbers, "metavar": "N[,N]"},
-    "price": PATH,
+    "price": cli.PATH,
     "dense_ms": {"type": _FLOAT, "metavar": "MS|NAME=MS,..."},
     "devices_per_node": {"type": _INT, "metavar": "N|NAME=N,..."},
     "nodes_per_domain": {"type": _INT, "metavar": "N|NAME=N,..."},
     "intra": {"type": _NAME, "metavar": "LINK|NAME=LINK,..."},
     "inter": {"type": _NAME, "metavar": "LINK|NAME=LINK,..."},
     "model": {"type": _NAME, "metavar": "PATH|NAME=PATH,..."},
-    "group_sizes": {"type": _group_sizes, "metavar": "N[,N]|all"},
+    "group_sizes": {"type": lambda text: text if text == "all" else _numbers(text), "metavar": "N[,N]|all"},
 }
 
 
-def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
+def _what_if(args: argparse.Namespace) -> None:
     from evenshard.planner.what_if.answer import save_what_if
     from evenshard.report.what_if import print_what_if
 
-    given = {**flag_values(args, WhatIf), **join_rules(flag_values(args, shared_knobs()))}
+    given = {**cli.flag_values(args, WhatIf), **cli.join_rules(cli.flag_values(args, shared_knobs()))}
     found = what_if(args.tables, **given, progress=partial(progress, description="machines"))
     if args.out is not None:
         save_what_if(found, args.out)
@@ -88,10 +75,9 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json.dumps(found.record(), indent=1, allow_nan=False))
     else:
         print_what_if(found)
-    return {}
 
 
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: cli.Commands) -> None:
     """Declare what-if."""
     sub = commands.add(
         "what-if",
@@ -101,10 +87,10 @@ def add_commands(commands: Commands) -> None:
         "even if the tables do not fit on some machines, whose lines show the missing memory; 2: bad input.",
     )
     add = sub.add_argument
-    add("tables", type=SOURCE, metavar="TABLES", help="table file, public set or traffic, as for `evenshard place`")
-    add("-o", "--out", **OUTPUT, help="JSON file to write")
+    add("tables", type=cli.SOURCE, metavar="TABLES", help="table file, public set or traffic, as for `evenshard place`")
+    add("-o", "--out", **cli.OUTPUT, help="JSON file to write")
     add("--json", action="store_true", help="print JSON instead of the table")
     for knob in knobs_of(WhatIf):
-        add_flag(sub, knob, FLAG_SETTINGS.get(knob.name))
+        cli.add_flag(sub, knob, FLAG_SETTINGS.get(knob.name))
     arguments = sub.add_argument_group("arguments of evenshard.place, the same for every machine")
-    add_flags(arguments, shared_knobs())
+    cli.add_flags(arguments, shared_knobs())

@@ -50,10 +50,12 @@ def run_locally(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path
     from kfp import local
 
     before = set(out.glob("*"))
+    # All tasks share a parent run in MLflow, and a folder for runs not yet logged.
+    own = {LOOP_ID: f"{LOCAL}{secrets.token_hex(6)}", BACKLOG: str(Path("work", BACKLOG_NAME).resolve())}
     with (
         scratch_folder() as scratch,
         _redirect_log(scratch / LOG, lambda: _find_run_folder(out, before)) as run_log,
-        _set_loop_id(),
+        environment({name: value for name, value in own.items() if name not in os.environ}),
     ):
         files = [one for one in values.values() if isinstance(one, str) and one.startswith("/") and Path(one).exists()]
         chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else make_container_runner(files)
@@ -129,12 +131,6 @@ def local_file(address: str) -> str:
     if not path.exists():
         raise BadFile(path, "no such file", "Name a file or folder of this machine.")
     return str(path.resolve())
-
-
-def _set_loop_id() -> contextlib.AbstractContextManager[None]:
-    """Let all tasks of a local run share a parent run in MLflow, and a folder for runs not yet logged."""
-    own = {LOOP_ID: f"{LOCAL}{secrets.token_hex(6)}", BACKLOG: str(Path("work", BACKLOG_NAME).resolve())}
-    return environment({name: value for name, value in own.items() if name not in os.environ})
 
 
 @contextlib.contextmanager

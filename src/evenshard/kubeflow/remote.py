@@ -17,14 +17,7 @@ from typing import Any
 from evenshard.base.errors import BadConfig, BadFile, EvenshardError, PipelineFailed
 from evenshard.base.knobs import REQUIRED, Range, knob
 from evenshard.base.messages import brief, reason_of, without_credentials
-from evenshard.kubeflow.run_status import (
-    FINISHED,
-    RECORDED_WITHIN,
-    RunStatus,
-    add_pod_reasons,
-    shorten_message,
-    status_of,
-)
+from evenshard.kubeflow import run_status
 
 log = logging.getLogger(__name__)
 ENDPOINT = "KF_PIPELINES_ENDPOINT"  # environment variable: address of the API
@@ -67,19 +60,11 @@ class Remote:
 
     def submit(
         self, package: Path, values: Mapping[str, Any], experiment: str, run_name: str, service_account: str
-    ) -> RunStatus:
+    ) -> run_status.RunStatus:
         """Start a run of a compiled pipeline; create the experiment if it does not exist."""
-        run = self._call(
-            f"starting {run_name}",
-            self._client.run_pipeline,
-            self._experiment(experiment),
-            run_name,
-            str(package),
-            params=dict(values),
-            service_account=service_account or None,
-            must_have="run_id",
-        )
-        return self._status(run)
+        start, where = self._client.run_pipeline, (self._experiment(experiment), run_name, str(package))
+        settings = {"params": dict(values), "service_account": service_account or None}
+        return self._status(self._call(f"starting {run_name}", start, *where, **settings, must_have="run_id"))
 
     def schedule(
         self, package: Path, values: Mapping[str, Any], experiment: str, name: str, cron: str, service_account: str
@@ -135,7 +120,7 @@ class Remote:
             if str(found.status) != "DISABLED":
                 time.sleep(LISTED_AFTER_S)  # it may have started a run just before the pause
             runs = [run for run in self._all("runs", found.experiment_id) if run.recurring_run_id == number]
-            if going := [run.run_id for run in runs if run.state not in FINISHED]:
+            if going := [run.run_id for run in runs if run.state not in run_status.FINISHED]:
                 raise PipelineFailed(
                     f"recurring run {number} is paused, not deleted: its run {', '.join(going)} is in progress. "
                     "Unschedule it again after that run, or stop that run first, or kill it with --force."
@@ -170,20 +155,20 @@ class Remote:
             if not page:
                 return
 
-    def stop(self, run_id: str) -> RunStatus:
+    def stop(self, run_id: str) -> run_status.RunStatus:
         """Stop a run, and return its earlier status; all pods end except for the exit handler's, ``record_outcome``."""
         status = self._status(self._get(run_id))
         if not status.is_finished:
             self._call(f"stopping run {run_id}", self._client.terminate_run, run_id)
         return status
 
-    def status(self, run_id: str) -> RunStatus:
+    def status(self, run_id: str) -> run_status.RunStatus:
         """Return the status of a run; if it has just ended, wait until the ends of all tasks are recorded."""
-        settled_by = time.monotonic() + RECORDED_WITHIN.total_seconds()
+        settled_by = time.monotonic() + run_status.RECORDED_WITHIN.total_seconds()
         while True:
             status = self._status(self._get(run_id))
             if not status.is_settling or time.monotonic() > settled_by:
-                return add_pod_reasons(status)
+                return run_status.add_pod_reasons(status)
             time.sleep(self._endpoint.backoff_s)
 
     def wait(
@@ -191,9 +176,9 @@ class Remote:
         run_id: str,
         pause_s: float,
         patience_s: float | None,
-        tell: Callable[[RunStatus], None],
+        tell: Callable[[run_status.RunStatus], None],
         retries: int = 0,
-    ) -> RunStatus:
+    ) -> run_status.RunStatus:
         """Wait until a run has finished.
 
         Args:
@@ -216,7 +201,7 @@ class Remote:
                 )
             time.sleep(pause_s)
 
-    def _retry_run(self, status: RunStatus) -> bool:
+    def _retry_run(self, status: run_status.RunStatus) -> bool:
         """Retry a run from its failed tasks; log a warning and return False if the server rejects it."""
         why = ". ".join(f"{task.name} lost its pod ({task.reason})" for task in status.failed)
         try:
@@ -237,8 +222,8 @@ class Remote:
         made = self._call(f"experiment {name}", make, name, namespace=space, must_have="experiment_id")
         return str(made.experiment_id)
 
-    def _status(self, run: Any) -> RunStatus:
-        return status_of(run, self._endpoint.namespace, run_page(self._endpoint.url, run.run_id))
+    def _status(self, run: Any) -> run_status.RunStatus:
+        return run_status.status_of(run, self._endpoint.namespace, run_page(self._endpoint.url, run.run_id))
 
     def _call(self, what: str, method: Callable[..., Any], *arguments: Any, must_have: str = "", **named: Any) -> Any:
         """Call a method of the SDK; errors name ``what``.
@@ -362,4 +347,4 @@ def _server_message(error: Any) -> str:
     with contextlib.suppress(ValueError, AttributeError):
         content = json.loads(words)
         words = content.get("message") or content.get("error") or content.get("error_message") or words
-    return shorten_message(words.decode(errors="replace") if isinstance(words, bytes) else str(words))
+    return run_status.shorten_message(words.decode(errors="replace") if isinstance(words, bytes) else str(words))

@@ -318,8 +318,15 @@ def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
 def _list_pods(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
     label = f"workflows.argoproj.io/workflow={workflow}"
     found = api.list_namespaced_pod(namespace, label_selector=label, _request_timeout=TIMEOUT_S).items
-    pods = (Pod(pod.metadata.name, str(pod.status.phase), _reason(pod), _is_evicted(pod.status)) for pod in found)
-    return {pod.name.rpartition("-")[2]: pod for pod in pods}
+    pods = {}
+    for pod in found:
+        # The cluster ended the pod if its node ran out of a resource, was shut down or disappeared.
+        status, conditions = pod.status, pod.status.conditions or ()
+        disrupted = any(one.type == "DisruptionTarget" and one.status == "True" for one in conditions)
+        evicted = status.phase == "Failed" and (disrupted or status.reason == "Evicted")
+        name = str(pod.metadata.name)
+        pods[name.rpartition("-")[2]] = Pod(name, str(status.phase), _reason(pod), evicted)
+    return pods
 
 
 def _read_nodes(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
@@ -344,12 +351,6 @@ def kubernetes_api() -> Any:
     except config.ConfigException:  # no configuration
         config.load_incluster_config(client_configuration=settings)
     return client.CoreV1Api(client.ApiClient(settings))
-
-
-def _is_evicted(status: Any) -> bool:
-    """Return True if the cluster ended the pod: its node ran out of a resource, was shut down or disappeared."""
-    disrupted = any(one.type == "DisruptionTarget" and one.status == "True" for one in status.conditions or ())
-    return bool(status.phase == "Failed" and (disrupted or status.reason == "Evicted"))
 
 
 def _reason(pod: Any) -> str:

@@ -76,8 +76,7 @@ class DriftRequest:
     """Settings for comparing today's tables with a model's training data; section ``drift`` of a pipeline."""
 
     batch_size: int | None = knob(
-        None,
-        "global batch size, samples (default: that of the placement, else the largest in the training data)",
+        None, "global batch size, samples (default: that of the placement, else the largest in the training data)"
     )
     num_devices: int | None = knob(
         None, "number of devices (default: that of the placement, else not checked)", flag="--devices"

@@ -169,13 +169,12 @@ def _predict_with(model: CostModel, results: Sequence[Result]) -> list[Result]:
 
 
 def _describe_hardware(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:
+    origin, error = hardware.provenance, hardware.provenance.device_error
     return {
-        "hardware": hardware.provenance.hardware,
-        "driver": hardware.provenance.driver,
-        "versions": hardware.provenance.versions,
-        "device_error": None if hardware.provenance.device_error is None else asdict(hardware.provenance.device_error),
+        **{name: getattr(origin, name) for name in ("hardware", "driver", "versions")},
+        "device_error": None if error is None else asdict(error),
         "all_to_all": sorted({placement.cost.all_to_all for placement in measured}),
-        "link": hardware.provenance.link,
+        "link": origin.link,
         "kernel_share_of_wall_time": round(hardware.time_share.kernel_share, 3),
     }
 

@@ -71,7 +71,7 @@ def read_shards(
     if_none = f"Write one shard per line, with the columns {_COLUMNS}."
     records = records_in(path, read_csv, "shard", if_none, "Split the file.")
     of_shards, of_tables = _split(columns or {}, records[0])
-    records = [_rename_columns(record, of_shards) for record in records]
+    records = [{name: each[old] for old in each if (name := of_shards.get(old, old))} for each in records]
     _check_columns(path, records[0])
     numbered = load_numbered_tables(tables, _DIMS in records[0], of_tables or None)
     pool = [replace(table, weight_bits=config.weight_bits) for table in numbered]
@@ -89,10 +89,6 @@ def _split(columns: Mapping[str, str], record: Mapping[str, str]) -> tuple[dict[
     if missing is not None:
         raise BadConfig(f"--columns renames {brief(missing)}, but the shard file only has {', '.join(record)}.")
     return of_shards, {theirs: ours for theirs, ours in columns.items() if theirs not in of_shards}
-
-
-def _rename_columns(record: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
-    return {columns.get(name, name): value for name, value in record.items() if columns.get(name, name)}
 
 
 def _check_columns(path: Path, record: dict[str, str]) -> None:

@@ -363,9 +363,7 @@ class EvaluateConfig:
         range=COUNT_OR_NONE,
     )
     scores_per_table: int = knob(
-        6_000,
-        "budget of evenshard's search: number of device scores per table of the task",
-        range=COUNT_OR_NONE,
+        6_000, "budget of evenshard's search: number of device scores per table of the task", range=COUNT_OR_NONE
     )
     seed: int = knob(0, "seed of the random sharder and of evenshard's search")
 
@@ -427,7 +425,6 @@ EVALUATE = Stage(
     concludes=True,
 )
 
-# All stages, in the order of the loop.
-STAGES = (GENERATE_TABLES, BENCHMARK, TRAIN_COST, TRAIN_POLICY, EVALUATE)
+STAGES = (GENERATE_TABLES, BENCHMARK, TRAIN_COST, TRAIN_POLICY, EVALUATE)  # all stages, in the order of the loop
 # All sections of params.yaml that stages use.
 LOOP_SECTIONS = tuple(dict.fromkeys(name for stage in STAGES for name in stage.sections))

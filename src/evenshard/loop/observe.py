@@ -268,11 +268,7 @@ def _measurement_of(source: Path, placed: _TrainingPlacement, observation: Obser
         round=0,
         proposed_by=OBSERVED,
         task=ShardingTask.whole(
-            name,
-            tables,
-            observation.world_size,
-            max(placed.request.rooms_bytes),
-            placed.request.batch_size,
+            name, tables, observation.world_size, max(placed.request.rooms_bytes), placed.request.batch_size
         ),
         parts=tuple(whole_part(table, part.devices) for table, part in zip(tables, placed.parts, strict=True)),
         cost=PlacementCost(tuple(map(_device_cost, observation.ranks)), "measured"),
@@ -382,7 +378,9 @@ def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPred
     totals = [device.predicted_total_ms for device in comparison.devices]
     predicted_D6 = np.array([*collect_phases(comparison.devices), totals]).T
     for rank, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
-        rows.append([str(rank.rank), *map(_pair, (*rank.phases_ms, together_ms), predicted_D6[rank.rank].tolist())])
+        pairs = zip((*rank.phases_ms, together_ms), predicted_D6[rank.rank].tolist(), strict=True)
+        cells = (f"{NOT_SEEN if seen is None else f'{seen:.3f}'} / {expected:.3f}" for seen, expected in pairs)
+        rows.append([str(rank.rank), *cells])
     return [
         f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
         text_table(rows, ">", "  "),
@@ -390,7 +388,3 @@ def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPred
         *of_device,
         *(f"Note: {note}" for note in comparison.notes),
     ]
-
-
-def _pair(seen_ms: float | None, expected_ms: float) -> str:
-    return f"{NOT_SEEN if seen_ms is None else f'{seen_ms:.3f}'} / {expected_ms:.3f}"

@@ -66,11 +66,7 @@ class Proposers:
 
 
 def placement_jobs(
-    tasks: Sequence[ShardingTask],
-    count: int,
-    round_number: int,
-    seed: int,
-    proposers: Proposers | None = None,
+    tasks: Sequence[ShardingTask], count: int, round_number: int, seed: int, proposers: Proposers | None = None
 ) -> list[Job]:
     """Propose ``count`` placements by the search, by the policy, or at random if neither proposes any.
 
@@ -102,10 +98,7 @@ def placement_jobs(
 
 
 def _replace_searched(
-    tasks: Sequence[ShardingTask],
-    proposed: Sequence[tuple[Placement | None, str]],
-    proposers: Proposers,
-    seed: int,
+    tasks: Sequence[ShardingTask], proposed: Sequence[tuple[Placement | None, str]], proposers: Proposers, seed: int
 ) -> list[tuple[Placement | None, str]]:
     """Replace a share of the proposals by the search's best placements; a repeated task gets its next best one."""
     mixed, asked = list(proposed), Counter[str]()
@@ -153,16 +146,10 @@ def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_numb
     """Sample random shards of the pool, each alone on a device, with batch size and memory cap of ``like``."""
     rng = np.random.default_rng([seed, round_number, 2])
     shards = sample_shards(pool, count, like.batch_size, like.memory_cap_bytes, rng)
+    placed = [(f"round{round_number}-{task.task_id}", task, place_on_one_device(task)) for task in shards]
     return [
-        Job(
-            f"round{round_number}-{task.task_id}",
-            task,
-            place_on_one_device(task).parts(task.tables),
-            round_number,
-            RANDOM_SHARD,
-            task.task_id,
-        )
-        for task in shards
+        Job(name, task, placement.parts(task.tables), round_number, RANDOM_SHARD, task.task_id)
+        for name, task, placement in placed
     ]
 
 
@@ -183,8 +170,7 @@ def sharding_jobs(
     """
     unknown = next((name for name in types if name not in SHARDING_TYPES), None)
     require(
-        unknown is None,
-        f"benchmark.sharding_types contains {brief(unknown)}. Choose from {', '.join(SHARDING_TYPES)}.",
+        unknown is None, f"benchmark.sharding_types contains {brief(unknown)}. Choose from {', '.join(SHARDING_TYPES)}."
     )
     rng = np.random.default_rng([seed, round_number, 4])
     jobs = []

@@ -20,36 +20,15 @@ from evenshard.base.outputs import atomic_path, write_text
 from evenshard.loop.sharder_comparison import NetworkAccuracy, Result, Standing
 from evenshard.measure.cost_rows import TIMES
 from evenshard.measure.noise import Noise
-from evenshard.price.costs import (
-    CONTROL,
-    OK,
-    RANDOM_SHARD,
-    MeasuredPlacement,
-    PlacementCost,
-)
+from evenshard.price.costs import CONTROL, OK, RANDOM_SHARD, MeasuredPlacement, PlacementCost
 from evenshard.price.evidence import DeviceError, device_text
 from evenshard.price.hardware import measured_or_simulated
 from evenshard.sharders.learned import LEARNED
 
 CSV_COLUMNS = (
-    "task_id",
-    "sharder",
-    "status",
-    "reason",
-    "max_device_ms",
-    "predicted_ms",
-    "device_id",
-    "num_tables",
-    "input_dist_ms",
-    "fwd_compute_ms",
-    "fwd_all_to_all_ms",
-    "bwd_all_to_all_ms",
-    "bwd_compute_ms",
-    "fwd_compute_spread_ms",
-    "bwd_compute_spread_ms",
-    "fwd_wait_ms",
-    "all_to_all",
-    "hardware",
+    *("task_id", "sharder", "status", "reason", "max_device_ms", "predicted_ms", "device_id", "num_tables"),
+    *("input_dist_ms", "fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms"),
+    *("fwd_compute_spread_ms", "bwd_compute_spread_ms", "fwd_wait_ms", "all_to_all", "hardware"),
 )
 # Label and colour of each measured time in plots.
 TIME_PARTS = {
@@ -87,50 +66,34 @@ def write_plot_data(
     results: Sequence[Result], standings: Sequence[Standing], rounds: Sequence[MeasuredPlacement], folder: Path
 ) -> None:
     """Write the data of ``dvc plots``, one file per plot; ``rounds`` are the measurements of all benchmarks."""
+    costs = ((one.sharder, one.measured_ms) for one in standings)
+    heads = ("sharder", "mean_measured_ms", "ci95_low_ms", "ci95_high_ms")
     _write_data(
-        [
-            {
-                "sharder": standing.sharder,
-                "mean_measured_ms": _round(standing.measured_ms.mean),
-                "ci95_low_ms": _round(standing.measured_ms.low),
-                "ci95_high_ms": _round(standing.measured_ms.high),
-            }
-            for standing in standings
-        ],
-        folder / "sharders.csv",
+        heads, [(name, *map(_round, (ms.mean, ms.low, ms.high))) for name, ms in costs], folder / "sharders.csv"
     )
-    _write_data(
-        [
-            {
-                "task_id": result.answer.task.task_id,
-                "sharder": result.answer.sharder,
-                "predicted_ms": _round(result.answer.predicted_ms),
-                "max_device_ms": _round(result.measured_ms),
-            }
-            for result in results
-            if math.isfinite(result.measured_ms)
-        ],
-        folder / "predicted_vs_measured.csv",
-    )
-    by_proposer = _group_costs(rounds)
+    pairs = [
+        (one.answer.task.task_id, one.answer.sharder, _round(one.answer.predicted_ms), _round(one.measured_ms))
+        for one in results
+        if math.isfinite(one.measured_ms)
+    ]
+    heads = ("task_id", "sharder", "predicted_ms", "max_device_ms")
+    _write_data(heads, pairs, folder / "predicted_vs_measured.csv")
+    found = _group_costs(rounds)
+    policy, search = found[_POLICY], found[_SEARCH]
     proposed = [
-        {
-            "round": number,
-            **{
-                name: _round(fmean(by_proposer[label].get(number, [math.nan])))
-                for label, name in ((_POLICY, "policy_ms"), (_SEARCH, "search_ms"))
-            },
-        }
-        for number in sorted({number for by_round in by_proposer.values() for number in by_round})
+        {"round": number, "policy_ms": _mean_of_round(policy, number), "search_ms": _mean_of_round(search, number)}
+        for number in sorted({*policy, *search})
     ]
     write_text(folder / "cost_per_round.json", json.dumps(proposed, indent=1) + "\n")  # CSV has no null
 
 
-def _write_data(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+def _mean_of_round(costs: Mapping[int, Sequence[float]], number: int) -> float | None:
+    return _round(fmean(costs.get(number, [math.nan])))
+
+
+def _write_data(heads: Sequence[str], rows: Sequence[Sequence[object]], path: Path) -> None:
     with atomic_path(path) as draft, draft.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [], restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        csv.writer(file, lineterminator="\n").writerows((heads, *rows) if rows else [()])
 
 
 def _csv_rows(result: Result) -> list[dict[str, object]]:
@@ -212,11 +175,7 @@ def _round(value: float) -> float | None:
 
 
 def standings_text(
-    standings: Sequence[Standing],
-    num_tasks: int,
-    noise: Noise,
-    hardware: str,
-    device_error: DeviceError | None = None,
+    standings: Sequence[Standing], num_tasks: int, noise: Noise, hardware: str, device_error: DeviceError | None = None
 ) -> str:
     """Format the comparison of sharders as a table for the terminal, fastest first."""
     timed = measured_or_simulated(hardware)
@@ -341,12 +300,9 @@ def _group_costs(measured: Sequence[MeasuredPlacement]) -> dict[str, dict[int, l
     found: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
     for placement in measured:
         if placement.cost.fits and placement.proposed_by not in (CONTROL, RANDOM_SHARD):
-            found[_proposer_of(placement)].setdefault(placement.round, []).append(placement.cost.max_device_ms)
+            proposer = _SEARCH if placement.proposed_by == "evenshard" else _POLICY
+            found[proposer].setdefault(placement.round, []).append(placement.cost.max_device_ms)
     return found
-
-
-def _proposer_of(placement: MeasuredPlacement) -> str:
-    return _SEARCH if placement.proposed_by == "evenshard" else _POLICY
 
 
 def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
@@ -357,10 +313,10 @@ def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
 def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page: Path) -> None:
     """Write an evaluation's table and the images in its folder as one self-contained HTML page."""
     timed = measured_or_simulated(metrics["hardware"])
-    titles = {name: html.escape(title.format(timed=timed)) for name, title in PICTURES.items()}
-    pictures = "".join(
-        f'<h2>{title}</h2><img alt="{title}" src="{_inline_picture(folder / name)}">' for name, title in titles.items()
-    )
+    pictures = ""
+    for name, text in PICTURES.items():
+        title, inline = html.escape(text.format(timed=timed)), base64.b64encode((folder / name).read_bytes()).decode()
+        pictures += f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,{inline}">'
     body = f"<h1>Evaluation</h1><p>{html.escape(_facts(metrics))}</p><pre>{html.escape(table)}</pre>{pictures}"
     head = f'<meta charset="utf-8"><title>Evaluation</title><style>{_STYLE}</style>'
     write_text(page, f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n')
@@ -373,7 +329,3 @@ def _facts(metrics: Mapping[str, Any]) -> str:
         f"{', '.join(metrics['all_to_all'])}."
         + (f" {infeasible} were infeasible for some sharder." if infeasible else "")
     )
-
-
-def _inline_picture(picture: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

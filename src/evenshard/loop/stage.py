@@ -100,10 +100,6 @@ class Outcome:
     curve_name: str = ""  # name of the curve in MLflow; "" for ``Stage.curve``
 
 
-def _always(inputs: Any, outputs: Any) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Stage:
     """Declaration of a stage of the loop."""
@@ -124,7 +120,8 @@ class Stage:
     # True if it ends the loop: its metrics are also logged to the loop's run, and its input networks are registered.
     concludes: bool = False
     needs_params: bool = True  # True if its command needs params.yaml
-    tracked: Callable[[Any, Any], bool] = _always  # True if a run with these inputs and outputs is logged to MLflow
+    # True if a run with these inputs and outputs is logged to MLflow
+    tracked: Callable[[Any, Any], bool] = lambda inputs, outputs: True
 
     @property
     def run(self) -> Callable[..., Outcome]:

@@ -97,34 +97,21 @@ def _fit_cost_net(
     save_checkpoint(fitted.checkpoint, folder, TrainingDomain.of(measured, lineage.git_commit, inputs.costs))
     error = fitted.median_abs_pct_error
     log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)
-    metrics = {
-        "loss": fmean(fitted.losses[-20:]),  # mean of the last minibatches, because single losses are noisy
-        "fit_median_abs_pct_error": error,
-        "num_placements": len(measured),
-    }
+    loss = fmean(fitted.losses[-20:])  # mean of the last minibatches, because single losses are noisy
+    metrics = {"loss": loss, "fit_median_abs_pct_error": error, "num_placements": len(measured)}
     return Outcome(metrics, fitted.losses)
 
 
 def _fit_cost_model(
-    config: TrainCostConfig,
-    inputs: TrainCostInputs,
-    folder: Path,
-    measured: Sequence[MeasuredPlacement],
-    lineage: Lineage,
+    config: TrainCostConfig, inputs: TrainCostInputs, folder: Path, ran: Sequence[MeasuredPlacement], lineage: Lineage
 ) -> dict[str, float]:
     previous = CostModel.load(inputs.cost_model) if inputs.cost_model else None
-    own = [one for one in measured if one.round == inputs.round and one.proposed_by == EvenshardSharder.name]
+    own = [one for one in ran if one.round == inputs.round and one.proposed_by == EvenshardSharder.name]
     fit = CostModelFitConfig(num_updates=config.convex_updates, seed=config.seed)
     show = partial(progress, description=f"cost model {inputs.round}")
-    model, found = cost_model_round(measured, fit, previous, own, show)
-    save_cost_model(folder, model, TrainingDomain.of(measured, lineage.git_commit, inputs.costs))
-    log.info(
-        "round %d: cost model fitted to %d devices, median error on held-out placements %.1f %%",
-        inputs.round,
-        found.num_devices,
-        found.held_out_pct_error,
-    )
-    return {
-        "cost_model_held_out_pct_error": found.held_out_pct_error,
-        "cost_model_num_devices": float(found.num_devices),
-    }
+    model, found = cost_model_round(ran, fit, previous, own, show)
+    save_cost_model(folder, model, TrainingDomain.of(ran, lineage.git_commit, inputs.costs))
+    count, error = found.num_devices, found.held_out_pct_error
+    text = "round %d: cost model fitted to %d devices, median error on held-out placements %.1f %%"
+    log.info(text, inputs.round, count, error)
+    return {"cost_model_held_out_pct_error": error, "cost_model_num_devices": float(count)}

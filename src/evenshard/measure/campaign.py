@@ -22,13 +22,7 @@ from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask, whole_task_text
-from evenshard.price.costs import (
-    CONTROL,
-    MeasuredPlacement,
-    PlacementCost,
-    Provenance,
-    combine_visits,
-)
+from evenshard.price import costs
 
 Placed = tuple[ShardingTask, tuple[TablePart, ...]]
 # Settings that change measured times. If one of them changes, visits are measured again.
@@ -62,7 +56,7 @@ class Job:
         """Return the placement of a job with whole tables only."""
         return Placement.of(self.task, self.parts)
 
-    def measure_on(self, hardware: Hardware) -> PlacementCost:
+    def measure_on(self, hardware: Hardware) -> costs.PlacementCost:
         """Measure whole tables once; ``ShardedJob`` measures sharded tables."""
         return hardware.measure(self.task, self.placement)
 
@@ -71,7 +65,7 @@ def insert_controls(jobs: Sequence[Job], controls: Sequence[Placed], repeats: in
     """Insert each control (placement that is measured repeatedly) ``repeats`` times, spread evenly over the jobs."""
     round_number = jobs[0].round if jobs else 0
     extra = [
-        Job(f"control-{number}-{repeat}", task, parts, round_number, CONTROL, f"control-{repeat}")
+        Job(f"control-{number}-{repeat}", task, parts, round_number, costs.CONTROL, f"control-{repeat}")
         for repeat in range(repeats)
         for number, (task, parts) in enumerate(controls)
     ]
@@ -90,7 +84,7 @@ def measure_jobs(
     journal: Journal,
     budget_s: float | None = None,
     track: Callable[[list[tuple[int, int]]], Iterable[tuple[int, int]]] = iter,
-) -> list[MeasuredPlacement]:
+) -> list[costs.MeasuredPlacement]:
     """Measure the jobs that the journal lacks, and return all measurements.
 
     Args:
@@ -119,7 +113,7 @@ def measure_jobs(
 
 def load_measured(
     jobs: Sequence[Job], config: MeasureConfig, journal: Journal, origin: Origin | None = None
-) -> list[MeasuredPlacement]:
+) -> list[costs.MeasuredPlacement]:
     """Return the measured jobs of a journal, with all measurements of a job combined.
 
     Args:
@@ -149,18 +143,12 @@ def load_measured(
     return measured
 
 
-def _combine_visits(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
-    provenance: Provenance = visits[0].origin.provenance
-    return MeasuredPlacement(
-        job.measurement_id,
-        job.round,
-        job.proposed_by,
-        job.task,
-        job.parts,
-        combine_visits([visit.cost for visit in visits]),
-        replace(provenance, repeats=provenance.repeats * len(visits)),
-        max(visit.measured_at for visit in visits),
-    )
+def _combine_visits(job: Job, visits: Sequence[Visit]) -> costs.MeasuredPlacement:
+    provenance: costs.Provenance = visits[0].origin.provenance
+    provenance = replace(provenance, repeats=provenance.repeats * len(visits))
+    of_job = (job.measurement_id, job.round, job.proposed_by, job.task, job.parts)
+    cost = costs.combine_visits([visit.cost for visit in visits])
+    return costs.MeasuredPlacement(*of_job, cost, provenance, max(visit.measured_at for visit in visits))
 
 
 def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:

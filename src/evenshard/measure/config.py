@@ -53,9 +53,7 @@ class MeasureConfig:
     )
     control_repeats: int = knob(4, "measurements of each control placement, each with all its visits", range=COUNT)
     noise: float = knob(
-        0.0,
-        "relative standard deviation of the noise added to simulated times; 0 on real hardware",
-        range=NOT_NEGATIVE,
+        0.0, "relative standard deviation of the noise added to simulated times; 0 on real hardware", range=NOT_NEGATIVE
     )
     expect_transport: str = knob(
         "",

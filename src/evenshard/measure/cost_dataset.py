@@ -17,30 +17,22 @@ from evenshard.placement.parts import TablePart, find_part, part_table, whole_pa
 from evenshard.placement.placement import parts_by_table, place_on_one_device
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
-from evenshard.price.costs import (
-    OK,
-    OUT_OF_MEMORY,
-    RANDOM_SHARD,
-    DeviceCost,
-    MeasuredPlacement,
-    PlacementCost,
-    Provenance,
-)
+from evenshard.price import costs
 from evenshard.price.kernel_calls import KernelCall, kernel_call
 from evenshard.tables.table import SEQUENCE, Table
 
 
-def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Lineage | None = None) -> None:
+def save_costs(measured: Sequence[costs.MeasuredPlacement], path: Path, lineage: Lineage | None = None) -> None:
     """Write a cost dataset as Parquet (needs pyarrow), with the commit and parameters of ``lineage``."""
     save_rows([row for placement in measured for row in rows_of(placement)], asdict(lineage or Lineage()), path)
 
 
-def rows_of(measured: MeasuredPlacement) -> Iterable[dict[str, Any]]:
+def rows_of(measured: costs.MeasuredPlacement) -> Iterable[dict[str, Any]]:
     """Yield the rows of a measured placement, one for each device."""
     task = measured.task
     for device_id, names in enumerate(_list_tables(measured)):
         device = asdict(measured.cost.devices[device_id])
-        times = {name: device[name] if device["status"] == OK else None for name in device if name in TIMES}
+        times = {name: device[name] if device["status"] == costs.OK else None for name in device if name in TIMES}
         yield {
             "measurement_id": measured.measurement_id,
             "round": measured.round,
@@ -61,7 +53,7 @@ def rows_of(measured: MeasuredPlacement) -> Iterable[dict[str, Any]]:
         }
 
 
-def _list_tables(measured: MeasuredPlacement) -> list[list[str]]:
+def _list_tables(measured: costs.MeasuredPlacement) -> list[list[str]]:
     by_name = {table.name: table for table in measured.task.tables}
     found: list[list[str]] = [[] for _ in range(measured.task.num_devices)]
     for part in measured.parts:
@@ -71,7 +63,7 @@ def _list_tables(measured: MeasuredPlacement) -> list[list[str]]:
 
 
 @blame_file
-def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
+def load_costs(path: Path, pool: Sequence[Table]) -> tuple[costs.MeasuredPlacement, ...]:
     """Read a cost dataset as measured placements for training a cost model (needs pyarrow).
 
     A placement with cut tables is split into placements of one device. Devices that do not look up all their parts in
@@ -81,19 +73,19 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
         BadFile: see ``read_rows``; or if a row's table is missing from the pool, or the rows of a placement do not form
             one whole placement.
     """
-    found: list[MeasuredPlacement] = []
+    found: list[costs.MeasuredPlacement] = []
     for placement in read_placements(path, pool):
         found += [placement] if placement.task.is_whole else _split_by_device(placement)
     return tuple(found)
 
 
-def read_placements(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlacement]:
+def read_placements(path: Path, pool: Sequence[Table]) -> Iterator[costs.MeasuredPlacement]:
     """Read all placements of a cost dataset, without splitting those with cut tables; see ``load_costs``."""
     by_name = {table.name: table for table in pool}
     return (_read_placement(path, rows, by_name) for rows in _group_rows(path, by_name))
 
 
-def _split_by_device(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
+def _split_by_device(measured: costs.MeasuredPlacement) -> Iterator[costs.MeasuredPlacement]:
     """Yield each device as a placement of its own, if it looks up all its parts in one fused call."""
     if not measured.cost.fits:
         return
@@ -110,25 +102,17 @@ def _split_by_device(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]
         if call.is_dense or call.pooling == SEQUENCE or any(other != call for other, _ in of_device):
             continue
         cost = measured.cost.devices[device]
-        task = ShardingTask.whole(
-            f"{measured.task.task_id}-device{device}",
-            tuple(table for _, table in of_device),
-            1,
-            measured.task.memory_cap_bytes,
-            measured.task.batch_size,
-        )
-        yield MeasuredPlacement(
-            f"{measured.measurement_id}-device{device}",
-            measured.round,
-            RANDOM_SHARD,
-            task,
-            place_on_one_device(task).parts(task.tables),
-            PlacementCost(
-                (replace(cost, fwd_all_to_all_ms=0.0, bwd_all_to_all_ms=0.0, fwd_wait_ms=0.0, input_dist_ms=0.0),),
-                measured.cost.all_to_all,
-            ),
-            measured.provenance,
-            measured.measured_at,
+        name, whole = f"{measured.task.task_id}-device{device}", measured.task
+        tables = tuple(table for _, table in of_device)
+        task = ShardingTask.whole(name, tables, 1, whole.memory_cap_bytes, whole.batch_size)
+        alone = replace(cost, fwd_all_to_all_ms=0.0, bwd_all_to_all_ms=0.0, fwd_wait_ms=0.0, input_dist_ms=0.0)
+        yield replace(
+            measured,
+            measurement_id=f"{measured.measurement_id}-device{device}",
+            proposed_by=costs.RANDOM_SHARD,
+            task=task,
+            parts=place_on_one_device(task).parts(task.tables),
+            cost=costs.PlacementCost((alone,), measured.cost.all_to_all),
         )
 
 
@@ -159,11 +143,11 @@ def _has_parts(rows: Sequence[Mapping[str, Any]], by_name: Mapping[str, Table]) 
 _PLACEMENT_COLUMNS = (
     "round", "proposed_by", "task_id", "num_devices", "devices_per_node", "memory_cap_bytes", "batch_size",
     "max_device_ms", "all_to_all",
-    *Provenance.__dataclass_fields__, "measured_at",
+    *costs.Provenance.__dataclass_fields__, "measured_at",
 )  # fmt: skip
 
 
-def _read_placement(path: Path, numbered: _NumberedRows, by_name: Mapping[str, Table]) -> MeasuredPlacement:
+def _read_placement(path: Path, numbered: _NumberedRows, by_name: Mapping[str, Table]) -> costs.MeasuredPlacement:
     rows = _check_rows(path, numbered)
     first = rows[0]
     devices_of: dict[TablePart, list[int]] = {}
@@ -188,16 +172,10 @@ def _read_placement(path: Path, numbered: _NumberedRows, by_name: Mapping[str, T
             parts = tuple(whole_part(table, tuple(devices_of[whole_part(table)])) for table in tables)
     except BadConfig as error:
         raise BadFile(path, reason_of(error), REMEDY, f"measurement {first['measurement_id']}") from None
-    return MeasuredPlacement(
-        first["measurement_id"],
-        first["round"],
-        first["proposed_by"],
-        task,
-        parts,
-        PlacementCost(tuple(_device_cost(row) for row in rows), first["all_to_all"]),
-        Provenance(**{name: first[name] for name in Provenance.__dataclass_fields__}),
-        first["measured_at"],
-    )
+    of_job = (first["measurement_id"], first["round"], first["proposed_by"], task, parts)
+    cost = costs.PlacementCost(tuple(map(_device_cost, rows)), first["all_to_all"])
+    provenance = costs.Provenance(**{name: first[name] for name in costs.Provenance.__dataclass_fields__})
+    return costs.MeasuredPlacement(*of_job, cost, provenance, first["measured_at"])
 
 
 def _task_of_parts(row: Mapping[str, Any], tables: tuple[Table, ...]) -> ShardingTask:
@@ -224,7 +202,7 @@ def _check_rows(path: Path, numbered: _NumberedRows) -> list[dict[str, Any]]:
     each_device_once = len(rows) == first["num_devices"] and [row["device_id"] for row in rows] == [*range(len(rows))]
     if not each_device_once or not any(row["tables"] for row in rows):
         raise BadFile(path, _INCOMPLETE, REMEDY, of)
-    if (first["max_device_ms"] is None) == all(row["status"] == OK for row in rows):
+    if (first["max_device_ms"] is None) == all(row["status"] == costs.OK for row in rows):
         problem = f"max_device_ms is {first['max_device_ms']}, which contradicts the status of its rows"
         raise BadFile(path, problem, REMEDY, of)
     return rows
@@ -233,9 +211,9 @@ def _check_rows(path: Path, numbered: _NumberedRows) -> list[dict[str, Any]]:
 _INCOMPLETE = "its rows do not cover every device and table exactly once"
 
 
-def _device_cost(row: Mapping[str, Any]) -> DeviceCost:
-    if row["status"] == OUT_OF_MEMORY:
-        return DeviceCost.out_of_memory()
+def _device_cost(row: Mapping[str, Any]) -> costs.DeviceCost:
+    if row["status"] == costs.OUT_OF_MEMORY:
+        return costs.DeviceCost.out_of_memory()
     if is_total(row):
-        return DeviceCost.of_total(row["max_device_ms"])
-    return DeviceCost(**{name: row[name] for name in DeviceCost.__dataclass_fields__ if name in row})
+        return costs.DeviceCost.of_total(row["max_device_ms"])
+    return costs.DeviceCost(**{name: row[name] for name in costs.DeviceCost.__dataclass_fields__ if name in row})

@@ -32,8 +32,7 @@ _VERSION_KEY = b"evenshard_cost_schema"
 _LINEAGE_KEY = b"evenshard_lineage"
 REMEDY = "Measure it again with `evenshard benchmark`."
 
-# Columns whose distinct values the lineage lists.
-_ORIGINS = ("hardware", "driver", "versions")
+_ORIGINS = ("hardware", "driver", "versions")  # columns whose distinct values the lineage lists
 
 # (type, unit) by name. A shard that does not fit has no times; a shard measured alone may have only max_device_ms.
 _TEXT, _WHOLE, _NUMBER, _TEXTS = "string", "int64", "float64", "list of string"

@@ -22,6 +22,7 @@ _COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_
 # Columns with the interquartile range of repeats, by the time that they belong to.
 SPREADS = {"fwd_compute_ms": "fwd_compute_spread_ms", "bwd_compute_ms": "bwd_compute_spread_ms"}
 PERCENTILES = (10, 50, 90)
+_COUNTED = ("proposed_by", "num_devices", "batch_size", "optimizer", "link")
 
 
 def describe(paths: Sequence[Path]) -> dict[str, Any]:
@@ -47,11 +48,7 @@ def _describe_dataset(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str
         **read_lineage(path),
         "rows": len(rows),
         "measurements": len({row["measurement_id"] for row in rows}),
-        "proposed_by": _count_measurements(rows, "proposed_by"),
-        "num_devices": _count_measurements(rows, "num_devices"),
-        "batch_size": _count_measurements(rows, "batch_size"),
-        "optimizer": _count_measurements(rows, "optimizer"),
-        "link": _count_measurements(rows, "link"),
+        **{name: _count_measurements(rows, name) for name in _COUNTED},
         "device_error": _list_device_errors(rows),
         "all_to_all": _count_measurements(rows, "all_to_all"),
         "status": dict(Counter(row["status"] for row in rows)),

@@ -17,12 +17,10 @@ class Hardware(Protocol):
     @property
     def provenance(self) -> Provenance:
         """Return the hardware, versions and settings that every measured row records."""
-        ...
 
     @property
     def time_share(self) -> TimeShare:
         """Return kernel time and wall time since this hardware was opened."""
-        ...
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Measure one training step of a placement; a shard that does not fit has status ``out_of_memory``.
@@ -30,11 +28,9 @@ class Hardware(Protocol):
         Raises:
             MeasurementFailed: if a device cannot run its shard for any other reason.
         """
-        ...
 
     def close(self) -> None:
         """Free the devices."""
-        ...
 
 
 Measure = Callable[[Sequence[tuple[ShardingTask, Placement]]], Sequence[PlacementCost]]

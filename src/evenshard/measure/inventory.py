@@ -19,17 +19,8 @@ import numpy as np
 from evenshard.base.errors import BadConfig, BadFile
 from evenshard.base.messages import brief, printable, text_table
 from evenshard.base.units import pct_text
+from evenshard.price import gpu_profile as profiles
 from evenshard.price.evidence import DeviceError, Evidence, errors_by_evidence
-from evenshard.price.gpu_profile import (
-    GUESS,
-    GpuProfile,
-    gpu_profile,
-    is_data_sheet,
-    is_link_profile,
-    origin_of,
-    sources_of,
-    write_profile,
-)
 from evenshard.price.hardware import DEFAULT_HARDWARE, KINDS, SHORT_NAMES, profile_names, profile_path
 from evenshard.price.link import ALIASES, GPUS_OF_A_NODE, LINKS, link, link_name
 from evenshard.price.link_model import Curve, Link
@@ -99,7 +90,7 @@ def find_hardware(name: str) -> HardwareEntry:
     if bare in profile_names():
         return _device(bare)
     if bare.endswith((".yaml", ".yml")):
-        return _link(bare) if is_link_profile(profile_path(bare)) else _device(bare)
+        return _link(bare) if profiles.is_link_profile(profile_path(bare)) else _device(bare)
     raise BadConfig(
         f"{brief(name)} is neither a simulated device ({', '.join(profile_names())}) nor a link ({', '.join(LINKS)}), "
         f"nor a YAML profile. Use one of these, or omit the name."
@@ -107,7 +98,7 @@ def find_hardware(name: str) -> HardwareEntry:
 
 
 def _device(name: str) -> HardwareEntry:
-    profile, sources = gpu_profile(name), sources_of(profile_path(name))
+    profile, sources = profiles.gpu_profile(name), profiles.sources_of(profile_path(name))
     constants = _constants(profile, sources)
     return HardwareEntry(name, profile.link, constants, profile.evidence, profile.error_of(), profile.extrapolated_from)
 
@@ -116,18 +107,20 @@ def _link(name: str) -> HardwareEntry:
     found = link(name)
     sources = dict.fromkeys((field.name for field in fields(Link)), found.source)
     if latency := found.source.partition("; latency ")[2]:  # the text before it is the source of the bandwidths
-        sources["latency_us"] = f"{GUESS}: latency {latency}"
+        sources["latency_us"] = f"{profiles.GUESS}: latency {latency}"
     if name not in LINKS:
-        sources |= sources_of(profile_path(name))
+        sources |= profiles.sources_of(profile_path(name))
     constants = _constants(found, sources)
     return HardwareEntry(name, None, constants, found.evidence, found.error, found.extrapolated_from, found.curves)
 
 
-def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
+def _constants(profile: profiles.GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
     values = {field.name: getattr(profile, field.name) for field in fields(profile) if field.type == "float"}
-    said = {name: sources.get(name, f"{GUESS}: default for profiles that do not set it") for name in values}
+    said = {name: sources.get(name, f"{profiles.GUESS}: default for profiles that do not set it") for name in values}
     return {
-        name: Constant(value if math.isfinite(value) else None, unit_of(name), said[name], origin_of(said[name]))
+        name: Constant(
+            value if math.isfinite(value) else None, unit_of(name), said[name], profiles.origin_of(said[name])
+        )
         for name, value in values.items()
     }
 
@@ -141,16 +134,16 @@ def add_hardware(sheet: Path, out: Path) -> HardwareEntry:
     for path in (sheet, out):
         if path.suffix not in (".yaml", ".yml"):
             raise BadFile(path, "its name does not end with .yaml", "Rename it.")
-    if not is_data_sheet(sheet):
+    if not profiles.is_data_sheet(sheet):
         raise BadFile(sheet, "states no vendor, so it is not a data sheet", "docs/measure.md shows one.")
-    profile = gpu_profile(str(sheet))
+    profile = profiles.gpu_profile(str(sheet))
     try:
         link(profile.link)
     except BadConfig:
         raise BadFile(
             sheet, f"its link {brief(profile.link)} is unknown", "`evenshard hardware` lists the known links."
         ) from None
-    write_profile(sheet, {}, "", profile.evidence, out, profile.extrapolated_from)
+    profiles.write_profile(sheet, {}, "", profile.evidence, out, profile.extrapolated_from)
     return _device(str(out))
 
 
@@ -169,11 +162,11 @@ def inventory() -> dict[str, Any]:
         "devices": [asdict(device) for device in list_devices()],
         "links": [
             {
-                **asdict(known),
-                "tier": LINKS[known.name].tier,
-                "aliases": [alias for alias, name in ALIASES.items() if name == known.name],
+                **asdict(one),
+                "tier": LINKS[one.name].tier,
+                "aliases": [key for key in ALIASES if ALIASES[key] == one.name],
             }
-            for known in list_links()
+            for one in list_links()
         ],
     }
 
@@ -181,18 +174,12 @@ def inventory() -> dict[str, Any]:
 def format_inventory() -> str:
     """Format the tables of devices and links for a terminal."""
     kinds = "; ".join(f"{kind.usage}: {kind.times}" for kind in KINDS)
-    devices = [
-        ("simulated device", "memory, GB", "link", *_LIST_HEADS),
-        *(
-            row
-            for gpu in list_devices()
-            for row in _list_rows((gpu.name, _number(gpu.constants["memory_gb"].value), gpu.link or ""), gpu)
-        ),
-    ]
-    links = [
-        ("link", "tier", "GB/s", "GPUs", *_LIST_HEADS),
-        *(row for name, of in LINKS.items() for row in _list_rows((name, of.tier, *_speed_and_span(of)), _link(name))),
-    ]
+    devices: list[tuple[str, ...]] = [("simulated device", "memory, GB", "link", *_LIST_HEADS)]
+    for gpu in list_devices():
+        devices += _list_rows((gpu.name, _number(gpu.constants["memory_gb"].value), gpu.link or ""), gpu)
+    links: list[tuple[str, ...]] = [("link", "tier", "GB/s", "GPUs", *_LIST_HEADS)]
+    for name, of in LINKS.items():
+        links += _list_rows((name, of.tier, *_speed_and_span(of)), _link(name))
     return "\n".join(
         [
             f"--hardware: {kinds}",

@@ -116,15 +116,10 @@ class Journal:
         if visit.origin != self._origin:
             self._write({"journal": JOURNAL_VERSION, "origin": asdict(visit.origin)})
             self._origin = visit.origin
-        self._write(
-            {
-                "job": visit.job,
-                "visit": visit.number,
-                "measured_at": visit.measured_at,
-                "all_to_all": visit.cost.all_to_all,
-                "devices": [_encode_device(device) for device in visit.cost.devices],
-            }
-        )
+        # A shard that did not fit has only a status, because JSON has no infinity.
+        devices = [asdict(one) if one.status == OK else {"status": one.status} for one in visit.cost.devices]
+        record = {"job": visit.job, "visit": visit.number, "measured_at": visit.measured_at}
+        self._write({**record, "all_to_all": visit.cost.all_to_all, "devices": devices})
         self._visits.setdefault((visit.job, visit.number), []).append(visit)
 
     def add_all(self, other: Journal) -> None:
@@ -231,11 +226,6 @@ def _visit(record: Any, origin: Origin | None) -> Visit:
     line = record_of(_VisitLine, record)
     cost = PlacementCost(tuple(map(_decode_device, line.devices)), line.all_to_all)
     return Visit(line.job, line.visit, cost, line.measured_at, origin)
-
-
-def _encode_device(device: DeviceCost) -> dict[str, Any]:
-    """Encode a device's cost; a shard that did not fit has only a status, because JSON has no infinity."""
-    return asdict(device) if device.status == OK else {"status": device.status}
 
 
 def _decode_device(record: Any) -> DeviceCost:

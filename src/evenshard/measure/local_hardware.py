@@ -63,12 +63,7 @@ def identify_hardware(config: MeasureConfig) -> Mapping[str, str]:
 
     device = resolve_device(config)
     driver = {"driver": driver_version(device)} if device.type == "cuda" else {}  # the CPU's OS kernel is ignored
-    return {
-        "hardware": device_name(device),
-        **driver,
-        "versions": library_versions(device),
-        "machine": machine_id(),
-    }
+    return {"hardware": device_name(device), **driver, "versions": library_versions(device), "machine": machine_id()}
 
 
 def machine_id() -> str:

@@ -81,7 +81,9 @@ def estimate_noise(runs: Sequence[Sequence[ControlCost]]) -> Noise:
     """Estimate the noise from the control placements of one or several runs."""
     by_run = [_group_log_costs(run) for run in runs]
     repeated = [costs for run in by_run for costs in run.values() if len(costs) > 1]
-    within = _pool_variances(repeated) if repeated else None
+    # Variances of the groups are weighted by their degrees of freedom.
+    degrees = sum(len(costs) - 1 for costs in repeated)
+    within = sum(variance(costs) * (len(costs) - 1) for costs in repeated) / degrees if repeated else None
     placements = {placement for run in by_run for placement in run}
     between = []
     for placement in placements:
@@ -136,8 +138,3 @@ def _group_log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
     for control in run:
         costs.setdefault(control.placement, []).append(math.log(control.cost_ms))
     return costs
-
-
-def _pool_variances(groups: Sequence[Sequence[float]]) -> float:
-    """Average the variances of the groups, weighted by degrees of freedom."""
-    return sum(variance(group) * (len(group) - 1) for group in groups) / sum(len(group) - 1 for group in groups)

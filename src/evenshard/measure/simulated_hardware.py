@@ -121,23 +121,13 @@ class SimulatedHardware:
         costs, first = [], 0
         for task, placement in jobs:
             own = slice(first, first + placement.num_devices)
-            costs.append(self._placement_cost(task, placement, times[own], fits[own], spread))
+            computes = [
+                DeviceCost(fwd, 0.0, 0.0, bwd, fwd * spread, bwd * spread) if fit else DeviceCost.out_of_memory()
+                for (fwd, bwd), fit in zip(times[own], fits[own], strict=True)
+            ]
+            costs.append(combine_whole_tables(task, placement, computes, self.link))
             first += placement.num_devices
         return costs
-
-    def _placement_cost(
-        self,
-        task: ShardingTask,
-        placement: Placement,
-        times: Sequence[tuple[float, float]],
-        fits: Sequence[bool],
-        spread: float,
-    ) -> PlacementCost:
-        computes = [
-            DeviceCost(fwd, 0.0, 0.0, bwd, fwd * spread, bwd * spread) if fit else DeviceCost.out_of_memory()
-            for (fwd, bwd), fit in zip(times, fits, strict=True)
-        ]
-        return combine_whole_tables(task, placement, computes, self.link)
 
     def _draw_noise(self, task: ShardingTask, placement: Placement) -> FloatArray:
         where = np.array(placement.device_of_table, dtype=np.int64).tobytes()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -130,7 +129,10 @@ class MeasureParts(PlacementJob):
 
     def _run_steps(self, worker: Worker) -> tuple[Step, ...]:
         config, ranks = worker.config, worker.ranks
-        with worker.kernels.watch_failures(self.tables), _set_node_size(self.machine.devices_per_node, ranks.rank):
+        of_node = self.machine.devices_per_node
+        # torchrun's variables, so that TorchRec knows the number of ranks per node
+        node_size = environment({"LOCAL_WORLD_SIZE": str(of_node), "LOCAL_RANK": str(ranks.rank % of_node)})
+        with worker.kernels.watch_failures(self.tables), node_size:
             model, plan = self.plan(ranks.device.type)
             self._require_memory(worker)
             ranks.barrier()
@@ -206,8 +208,9 @@ class TrainingStep:
         forward_ms = compute(self.look_up)
         wait_ms = ranks.barrier()
         out_ms = ranks.time_collectives(self.distribute_outputs)
-        gradients = self.make_gradients()
-        back_ms = communicate(lambda: self.return_gradients(gradients))
+        values = self.values()
+        gradients = [torch.full_like(output, GRADIENT) for output in values]  # in place of those of a dense model
+        back_ms = communicate(lambda: torch.autograd.backward(values, gradients))  # to the ranks of the parts
         backward_ms = compute(self.compute_gradients)
         back_ms += communicate(self.reduce_replicas)
         backward_ms += compute(self.update_replicas)
@@ -240,14 +243,6 @@ class TrainingStep:
         """Return the outputs for this rank's samples."""
         of_modules = (output.values() if isinstance(output, dict) else [output] for output in self.outputs)
         return [output.values() for outputs in of_modules for output in outputs]
-
-    def make_gradients(self) -> list[torch.Tensor]:
-        """Return constant gradients of the outputs, in place of those of a dense model."""
-        return [torch.full_like(output, GRADIENT) for output in self.values()]
-
-    def return_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Send gradients of the outputs back to the ranks of the parts."""
-        torch.autograd.backward(self.values(), list(gradients))
 
     def compute_gradients(self) -> None:
         """Run the backward pass of the lookups; fused calls also update the weights."""
@@ -315,11 +310,6 @@ def _build_sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
         EmbeddingBagCollectionSharder(fused),
         EmbeddingCollectionSharder(fused, use_index_dedup=any(table.is_deduplicated for table in tables)),
     ]
-
-
-def _set_node_size(devices_per_node: int, rank: int) -> AbstractContextManager[None]:
-    """Set torchrun's variables so that TorchRec knows the number of ranks per node."""
-    return environment({"LOCAL_WORLD_SIZE": str(devices_per_node), "LOCAL_RANK": str(rank % devices_per_node)})
 
 
 RANK_JOBS = {**JOBS, MeasureParts.__name__: MeasureParts}

@@ -112,16 +112,13 @@ def _draw_rows(
     in_block_U = (((ranks + 1) * together).floor() > (ranks * together).floor()) & (ranks < num_hot)
     size = int(in_block_U.sum())
     rows_U = torch.empty_like(ranks)
-    first = min(_find_busiest_row(table), table.num_rows - size) if size else 0
+    shares = table.row_shares or (1.0,)
+    busiest = int(np.argmax(shares)) * table.num_rows // len(shares)
+    first = min(busiest, table.num_rows - size) if size else 0
     rows_U[in_block_U] = first + torch.arange(size, device=ranks.device)
     scattered = _scatter_rows(len(ranks) - size, num_hot - size, table.num_rows - size, rng, batch_number, ranks.device)
     rows_U[~in_block_U] = scattered + size * (scattered >= first)
     return rows_U
-
-
-def _find_busiest_row(table: Table) -> int:
-    shares = table.row_shares or (1.0,)
-    return int(np.argmax(shares)) * table.num_rows // len(shares)
 
 
 def _scatter_rows(

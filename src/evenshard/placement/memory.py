@@ -71,12 +71,7 @@ OPTIMIZERS = {
     SGD: Optimizer((0, 0), ("EXACT_SGD", "SGD", "NONE"), "SGD", has_cpu_kernels=True),
     "rowwise_adagrad": Optimizer(
         (1, 0),
-        (
-            "EXACT_ROWWISE_ADAGRAD",
-            "ROWWISE_ADAGRAD",
-            "EXACT_ROWWISE_WEIGHTED_ADAGRAD",
-            "EMAINPLACE_ROWWISE_ADAGRAD",
-        ),
+        ("EXACT_ROWWISE_ADAGRAD", "ROWWISE_ADAGRAD", "EXACT_ROWWISE_WEIGHTED_ADAGRAD", "EMAINPLACE_ROWWISE_ADAGRAD"),
         "Adagrad",
         has_cpu_kernels=True,
         dense_problem="torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",
@@ -138,10 +133,8 @@ PIPELINES = {
 
 # Indices and offsets are int64, lengths int32, and lookup weights FP32.
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
-# Bytes of a value of an output or a gradient: FP32.
-VALUE_BYTES = 4
-# Batches of inputs that a prefetching cache keeps, as TorchRec estimates: 1, and 6 more in bursts.
-PREFETCH_INPUTS = 7
+VALUE_BYTES = 4  # bytes of a value of an output or a gradient: FP32
+PREFETCH_INPUTS = 7  # batches of inputs that a prefetching cache keeps, as TorchRec estimates: 1, and 6 more in bursts
 # Bytes of a cache per row of the table, to map it to the table; and per cached row, for its index and last use.
 CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
 # Bytes per lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal indices.

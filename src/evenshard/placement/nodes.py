@@ -21,29 +21,19 @@ class DeviceGroup:
 
 @dataclass(frozen=True)
 class Nodes:
-    """A machine: all devices, the devices of each host (node), and links.
-
-    Attributes:
-        nodes_per_domain: hosts whose devices share the fast link.
-        intra: name of the link within a domain (see ``price.link``); "" for the hardware's default.
-        inter: name of the link between domains; "" for a single domain.
-        groups: groups of equal devices, in the order of ids; empty if all devices are equal.
-        host_bytes: memory of each host that tables may use; empty for none.
-        host_gb_s: bandwidth of a host's memory, 10**9 bytes per second, which its devices share; 0 if unknown.
-        ssd_bytes: SSD space of each host that tables may use; empty for none.
-        ssd_gb_s: bandwidth of a host's SSDs, 10**9 bytes per second, which its devices share; 0 if unknown.
-    """
+    """A machine: all devices, the devices of each host (node), and links."""
 
     num_devices: int
     devices_per_node: int
-    nodes_per_domain: int = 1
-    intra: str = ""
-    inter: str = ""
-    groups: tuple[DeviceGroup, ...] = ()
-    host_bytes: tuple[int, ...] = ()
+    nodes_per_domain: int = 1  # hosts whose devices share the fast link
+    intra: str = ""  # name of the link within a domain (see ``price.link``); "" for the hardware's default
+    inter: str = ""  # name of the link between domains; "" for a single domain
+    groups: tuple[DeviceGroup, ...] = ()  # groups of equal devices, in the order of ids; empty if all devices are equal
+    host_bytes: tuple[int, ...] = ()  # memory of each host that tables may use; empty for none
+    # bandwidth of a host's memory, 10**9 bytes per second, which its devices share; 0 if unknown
     host_gb_s: float = 0.0
-    ssd_bytes: tuple[int, ...] = ()
-    ssd_gb_s: float = 0.0
+    ssd_bytes: tuple[int, ...] = ()  # SSD space of each host that tables may use; empty for none
+    ssd_gb_s: float = 0.0  # bandwidth of a host's SSDs, 10**9 bytes per second, which its devices share; 0 if unknown
 
     @staticmethod
     def one_node(num_devices: int) -> Nodes:

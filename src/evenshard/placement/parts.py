@@ -26,8 +26,7 @@ KEY_VALUE, HOST = "key_value", "host"
 # TorchRec's names, except ``host``, which TorchRec supports only on machines without GPUs.
 COMPUTE_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
 CACHED_KERNELS = (FUSED_UVM_CACHING, KEY_VALUE)
-# Kernels that store all weights in host memory.
-HOST_KERNELS = (FUSED_UVM_CACHING, FUSED_UVM, HOST)
+HOST_KERNELS = (FUSED_UVM_CACHING, FUSED_UVM, HOST)  # kernels that store all weights in host memory
 # Kernels that a search may use if the machine has host memory; others must be requested.
 USUAL_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM)
 _LOAD_FACTORS = Range(0, 1, above=True)
@@ -85,8 +84,7 @@ def storages_of(kernel: str, load_factors: Sequence[float]) -> tuple[Storage, ..
     return tuple(Storage(kernel, share) for share in load_factors) if kernel in CACHED_KERNELS else (Storage(kernel),)
 
 
-# FBGEMM's kernels read vectors of four weights, so the widths of column parts are multiples of four.
-COLUMN_STEP = 4
+COLUMN_STEP = 4  # FBGEMM's kernels read vectors of four weights, so the widths of column parts are multiples of four
 # Columns of the widest table or part that FBGEMM trains on a GPU; its CPU kernels have no such limit.
 MAX_GPU_COLUMNS = 2_048
 

@@ -12,38 +12,20 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import MAX_TOTAL_BYTES, RANGES
 from evenshard.base.messages import brief
 from evenshard.base.units import bytes_to_gb
+from evenshard.placement import sharding
 from evenshard.placement.memory import SGD, PartMemory, part_memory
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, FUSED, HOST_KERNELS, KEY_VALUE, TablePart, whole_part
-from evenshard.placement.sharding import (
-    ALWAYS_CUT_COLUMNS,
-    CUT_COLUMNS,
-    GRIDS,
-    IN_ROWS,
-    NEVER_WHOLE,
-    NODE_ROWS,
-    REPLICATED,
-    REPLICATED_DATA_TYPES,
-    ROWS_ALONE,
-    SEQUENCE_TYPES,
-    SHARDING_TYPES,
-    TABLE_WISE,
-    TYPES,
-    Communication,
-    allowed_sets,
-    types_on_all,
-)
 from evenshard.tables.table import MEAN, Table
 
-# Id of a task that is not from a file of tasks.
-TASK_ID = "placement"
+TASK_ID = "placement"  # id of a task that is not from a file of tasks
 
 
 @dataclass(frozen=True)
 class TableLimits:
     """Rules of one table."""
 
-    types: frozenset[str] = frozenset(SHARDING_TYPES)  # allowed sharding types
+    types: frozenset[str] = frozenset(sharding.SHARDING_TYPES)  # allowed sharding types
     # Allowed devices; None for any. All devices of the table must be among them.
     devices: frozenset[int] | None = None
     min_columns: int = COLUMN_STEP  # minimum width of a column part
@@ -55,7 +37,7 @@ class TableLimits:
         return max(-(-self.min_columns // COLUMN_STEP), 1)
 
 
-NO_LIMITS, WHOLE = TableLimits(), TableLimits(frozenset({TABLE_WISE}))
+NO_LIMITS, WHOLE = TableLimits(), TableLimits(frozenset({sharding.TABLE_WISE}))
 
 
 @dataclass(frozen=True)
@@ -71,7 +53,7 @@ class ShardingTask:
     room_bytes: tuple[int, ...]  # available memory of each device, by device id
     batch_size: int  # global batch, samples
     optimizer: str = SGD  # one of ``STATE_NUMBERS``
-    communication: Communication = field(default_factory=Communication)
+    communication: sharding.Communication = field(default_factory=sharding.Communication)
     limits: tuple[TableLimits, ...] = ()  # rules by table; empty for no rules
     together: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, that stay whole on the same device
     apart: tuple[tuple[int, ...], ...] = ()  # groups of tables, by position, that may not share a device
@@ -164,7 +146,7 @@ class ShardingTask:
         """Return the tables, by position, whose rules allow only replicas."""
         if self.num_devices == 1:
             return frozenset()
-        return frozenset(at for at, types in enumerate(self.types) if types and types <= {*REPLICATED})
+        return frozenset(at for at, types in enumerate(self.types) if types and types <= {*sharding.REPLICATED})
 
     def kernels_of(self, position: int) -> tuple[str, ...]:
         """Return the compute kernels that a table may use on this machine."""
@@ -179,7 +161,11 @@ class ShardingTask:
     def row_wise_only(self) -> frozenset[int]:
         """Return the tables, by position, of the collections in which rules require all tables to be cut by rows."""
         types_of = [self.limits_of(at).types for at in range(len(self.tables))]
-        free = {table.collection for table, types in zip(self.tables, types_of, strict=True) if types - {*ROWS_ALONE}}
+        free = {
+            table.collection
+            for table, types in zip(self.tables, types_of, strict=True)
+            if types - {*sharding.ROWS_ALONE}
+        }
         return frozenset(at for at, table in enumerate(self.tables) if table.collection not in free)
 
     @cached_property
@@ -298,10 +284,10 @@ def width_problem(task: ShardingTask, columns: int) -> str | None:
 
 def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | None) -> int:
     """Return the largest number of column parts that a sharding type allows on these devices."""
-    own, machine = TYPES[name], task.machine
+    own, machine = sharding.TYPES[name], task.machine
     if not own.cuts_columns:
         return 1
-    homes = (place[0] // own.home_span(machine) for place in allowed_sets(machine, own.span(machine), devices))
+    homes = (place[0] // own.home_span(machine) for place in sharding.allowed_sets(machine, own.span(machine), devices))
     return max(Counter(homes).values(), default=0)
 
 
@@ -311,7 +297,7 @@ def impossible_types(task: ShardingTask, position: int) -> dict[str, str]:
     found: dict[str, str] = {}
     if too_wide := width_problem(task, table.embedding_dim):
         fewest = task.fewest_column_parts(table)
-        narrow = (name for name in SHARDING_TYPES if _most_column_parts(task, name, limits.devices) < fewest)
+        narrow = (name for name in sharding.SHARDING_TYPES if _most_column_parts(task, name, limits.devices) < fewest)
         found = dict.fromkeys(narrow, too_wide)
     if task.num_devices == 1:  # on one device, all types are equal
         return found
@@ -320,18 +306,25 @@ def impossible_types(task: ShardingTask, position: int) -> dict[str, str]:
         for name in types:
             found.setdefault(name, why)
 
-    on_all = types_on_all(machine)
+    on_all = sharding.types_on_all(machine)
     if table.is_sequence:
-        exclude([name for name in SHARDING_TYPES if name not in SEQUENCE_TYPES], "its lookups are not pooled")
-        exclude(ALWAYS_CUT_COLUMNS, "TorchRec requires shards of one width for all sequence tables of a collection")
+        exclude(
+            [name for name in sharding.SHARDING_TYPES if name not in sharding.SEQUENCE_TYPES],
+            "its lookups are not pooled",
+        )
+        exclude(
+            sharding.ALWAYS_CUT_COLUMNS, "TorchRec requires shards of one width for all sequence tables of a collection"
+        )
     if table.pooling == MEAN:
-        exclude(GRIDS, "TorchRec does not support MEAN with grid_shard")
+        exclude(sharding.GRIDS, "TorchRec does not support MEAN with grid_shard")
         if table.is_weighted:
-            exclude(ROWS_ALONE, "TorchRec does not support row-wise MEAN with weighted lookups")
+            exclude(sharding.ROWS_ALONE, "TorchRec does not support row-wise MEAN with weighted lookups")
         elif not (position in task.row_wise_only or (task.means_of_rows and table.collection in task.may_be_row_wise)):
-            exclude(ROWS_ALONE, "TorchRec handles row-wise MEAN correctly only if its whole collection is row-wise")
+            exclude(
+                sharding.ROWS_ALONE, "TorchRec handles row-wise MEAN correctly only if its whole collection is row-wise"
+            )
     if position in task.kept_together:
-        others = [name for name in SHARDING_TYPES if name != TABLE_WISE]
+        others = [name for name in sharding.SHARDING_TYPES if name != sharding.TABLE_WISE]
         exclude(others, "a rule keeps it whole, on the same device as other tables")
     if position in task.kept_apart:
         exclude(on_all, "a rule keeps it apart from other tables, so it cannot use every device")
@@ -339,24 +332,24 @@ def impossible_types(task: ShardingTask, position: int) -> dict[str, str]:
         where = f"a rule allows only the devices {brief(sorted(limits.devices))}"
         exclude(on_all, where)
         if len(limits.devices) < 2:
-            exclude(NEVER_WHOLE, where)
-        nodes = allowed_sets(machine, machine.devices_per_node, limits.devices)
+            exclude(sharding.NEVER_WHOLE, where)
+        nodes = sharding.allowed_sets(machine, machine.devices_per_node, limits.devices)
         if not nodes:
-            exclude(NODE_ROWS, f"{where}, which include no whole node")
+            exclude(sharding.NODE_ROWS, f"{where}, which include no whole node")
         if len(nodes) < 2:
-            exclude(GRIDS, f"{where}, which do not include two whole nodes")
+            exclude(sharding.GRIDS, f"{where}, which do not include two whole nodes")
     if machine.num_nodes == 1:
-        exclude(GRIDS, "there is only one node")
+        exclude(sharding.GRIDS, "there is only one node")
     if machine.devices_per_node == 1:
-        exclude(NODE_ROWS, "each node has only one device")
+        exclude(sharding.NODE_ROWS, "each node has only one device")
     if not may_be_cut_by_columns(table, limits, task.fewest_column_parts(table)):
         narrowest = max(limits.min_columns, COLUMN_STEP)
         why = f"{table.embedding_dim} columns cannot be split into multiples of {COLUMN_STEP} of at least {narrowest}"
-        exclude(CUT_COLUMNS if too_wide else ALWAYS_CUT_COLUMNS, why)
+        exclude(sharding.CUT_COLUMNS if too_wide else sharding.ALWAYS_CUT_COLUMNS, why)
     if table.num_rows < 2:
-        exclude(IN_ROWS, "it has only one row")
-    if table.dtype not in REPLICATED_DATA_TYPES:
-        exclude(REPLICATED, f"replicas do not support {table.dtype} weights")
+        exclude(sharding.IN_ROWS, "it has only one row")
+    if table.dtype not in sharding.REPLICATED_DATA_TYPES:
+        exclude(sharding.REPLICATED, f"replicas do not support {table.dtype} weights")
     return found
 
 
@@ -366,7 +359,7 @@ def restrict_to_row_wise(task: ShardingTask, collections: Collection[object]) ->
         return task
     limits = [task.limits_of(at) for at in range(len(task.tables))]
     narrowed = tuple(
-        replace(own, types=own.types & {*ROWS_ALONE}) if table.collection in collections else own
+        replace(own, types=own.types & {*sharding.ROWS_ALONE}) if table.collection in collections else own
         for table, own in zip(task.tables, limits, strict=True)
     )
     return replace(task, limits=narrowed, means_of_rows=False)

@@ -18,12 +18,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import names_text
 from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.placement import device_mask, merge_groups
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    COLUMNS_ALONE,
-    SHARDING_TYPES,
-    least_limited_column_type,
-)
+from evenshard.placement.sharding import COLUMN_WISE, COLUMNS_ALONE, SHARDING_TYPES, least_limited_column_type
 from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
@@ -36,8 +31,7 @@ from evenshard.search.space import SearchSpace, choices_of, parts_of
 from evenshard.sharders.model import Model
 from evenshard.tables.table import MEAN
 
-# New choices, by the position of the table.
-Changes = Mapping[int, Choice]
+Changes = Mapping[int, Choice]  # new choices, by the position of the table
 
 
 @dataclass(frozen=True)

@@ -32,17 +32,13 @@ _REMEDY = "Its keys are tables and the arguments of evenshard.place (`evenshard 
 
 def request_record(left_out: Collection[str]) -> type:
     """Return a dataclass of the knobs of a placement, except ``left_out``, for ``settings_of``."""
+    types = {**dict.fromkeys(RULES, Any), "model": str | None}  # Rules.of validates rules; Model is not known here
     kinds = [
-        # Rules.of validates rules; the type of a model is not known here
-        (one.name, _type_of(one.name, one.type), field(default=one.default, metadata={"range": one.range}))
+        (one.name, types.get(one.name, one.type), field(default=one.default, metadata={"range": one.range}))
         for one in place_knobs()
         if one.name not in left_out
     ]
     return make_dataclass("PlaceRequest", kinds)
-
-
-def _type_of(name: str, kind: Any) -> Any:
-    return Any if name in RULES else str | None if name == "model" else kind
 
 
 def load_config(path: Path) -> tuple[str | Sequence[Mapping[str, Any]] | None, dict[str, Any]]:

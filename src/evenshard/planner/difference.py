@@ -13,8 +13,7 @@ from evenshard.planner.output_order import OrderChange
 from evenshard.planner.pricing import links_of_request
 from evenshard.sharders.model import Model
 
-# Name in place of a model's, for times that each answer recorded.
-OWN_FIGURES = "the files' own figures"
+OWN_FIGURES = "the files' own figures"  # name in place of a model's, for times that each answer recorded
 
 
 @dataclass(frozen=True)

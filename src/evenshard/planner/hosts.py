@@ -124,8 +124,7 @@ def require_once(in_file: str, own: float | None, asked_for: str, asked: object)
         raise BadConfig(f"{in_file} is in the hosts file, but {asked_for} is given, too. Leave one of them out.")
 
 
-# Devices of a request that names no machine: a common GPU server.
-DEFAULT_DEVICES = 8
+DEFAULT_DEVICES = 8  # devices of a request that names no machine: a common GPU server
 
 
 @dataclass(frozen=True)

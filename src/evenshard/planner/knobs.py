@@ -50,9 +50,7 @@ class Machine:
         1, "hosts per domain, whose devices all communicate over the link intra, such as NVLink across hosts"
     )
     intra: str = knob(
-        "",
-        "link within a host, such as nvlink_h100 (default: the hardware's own)",
-        torchrec="Topology.intra_host_bw",
+        "", "link within a host, such as nvlink_h100 (default: the hardware's own)", torchrec="Topology.intra_host_bw"
     )
     inter: str = knob(
         "",
@@ -317,8 +315,7 @@ class WhatIf:
     )
     price: "str | Path | Prices | None" = knob(None, "hourly prices, to compare costs: a YAML file, or Prices")
     batch_size: int | None = knob(
-        None,
-        "global batch size, the same on every machine (default: 65,536, unless batch_per_device is given)",
+        None, "global batch size, the same on every machine (default: 65,536, unless batch_per_device is given)"
     )
     batch_per_device: int | None = knob(
         None, "batch size per device, in place of batch_size: the global batch grows with the devices"
@@ -331,8 +328,7 @@ class WhatIf:
         "batch size per device for which dense_ms holds, to scale it to each machine (default: dense_ms is not scaled)",
     )
     overlap: float = knob(
-        0.0,
-        "overlap of embeddings and dense_ms, as a fraction of the shorter of these times, 0 to 1; 0 adds them up",
+        0.0, "overlap of embeddings and dense_ms, as a fraction of the shorter of these times, 0 to 1; 0 adds them up"
     )
     max_step_ms: float | None = knob(
         None, "step time limit: the answer names the cheapest machine that is predicted to stay within it, too"

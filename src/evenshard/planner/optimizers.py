@@ -27,8 +27,7 @@ class TableOptimizers:
     assumptions: tuple[Assumption, ...] = ()
 
 
-# Sharding types without replicas.
-OTHER_TYPES = tuple(name for name in SHARDING_TYPES if name not in REPLICATED)
+OTHER_TYPES = tuple(name for name in SHARDING_TYPES if name not in REPLICATED)  # sharding types without replicas
 
 
 def note_replicas(request: PlacementRequest, replicated: Sequence[str]) -> Iterator[str]:

@@ -35,18 +35,8 @@ from dataclasses import dataclass, replace
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import cut
 from evenshard.base.units import ms_text
+from evenshard.placement import sharding
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage, TablePart
-from evenshard.placement.sharding import (
-    COLUMNS_ALONE,
-    DATA_PARALLEL,
-    ROW_WISE,
-    ROWS_OF_ALL,
-    SHARDING_TYPES,
-    TABLE_WISE,
-    TYPES,
-    join_type,
-    type_among,
-)
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.search.search import EFFORTS, QUICK
@@ -132,7 +122,7 @@ def orders_of_model(tables: Sequence[Table]) -> dict[str, tuple[OutputTable, ...
     """Return the pooled tables of each unsharded collection in order, by the collection's path in the model."""
     return {
         path: tuple(
-            OutputTable(table.name, keys, TABLE_WISE, (0,), None)
+            OutputTable(table.name, keys, sharding.TABLE_WISE, (0,), None)
             for table, keys in zip(own, _keys_of(own), strict=True)
         )
         for path, own in collections_of(tables).items()
@@ -156,16 +146,18 @@ def _output_tables(
     request: PlacementRequest, tables: Sequence[Table], parts_of_table: Mapping[str, Sequence[TablePart]]
 ) -> list[OutputTable]:
     types = [
-        type_among(request.limits_of(table.name).types, parts_of_table[table.name], table, request.nodes)
+        sharding.type_among(request.limits_of(table.name).types, parts_of_table[table.name], table, request.nodes)
         for table in tables
     ]
     found = []
     for table, keys, own_type in zip(tables, _keys_of(tables), types, strict=True):
         parts = parts_of_table[table.name]
-        ranks = (0,) if TYPES[own_type].is_replicated else tuple(sorted({part.device for part in parts}))
+        ranks = (0,) if sharding.TYPES[own_type].is_replicated else tuple(sorted({part.device for part in parts}))
         widest = max(part.columns.size for part in parts)
         call = (table.dtype, table.pooling, request.optimizer_of(table.name), _cache_key(parts[0].storage, widest))
-        found.append(OutputTable(table.name, keys, join_type(own_type, SHARDING_TYPES, types), ranks, call))
+        found.append(
+            OutputTable(table.name, keys, sharding.join_type(own_type, sharding.SHARDING_TYPES, types), ranks, call)
+        )
     return found
 
 
@@ -295,7 +287,7 @@ def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> Pl
     for name, own in limits.items():
         before = request.limits_of(name)
         devices = own.devices if before.devices is None or own.devices is None else own.devices & before.devices
-        allowed = tuple(name for name in TYPES if name in own.types & before.types)
+        allowed = tuple(name for name in sharding.TYPES if name in own.types & before.types)
         if not allowed or devices == frozenset():
             return None
         types[name] = allowed
@@ -318,12 +310,12 @@ def _list_fixed_limits(
     names = [table.name for tables in orders.values() for table in tables]
     if old is not None:
         yield {name: _keep_table(old.type_of_table[name], old.parts_of_table[name]) for name in names}
-    for sharding_type in (ROW_WISE, DATA_PARALLEL):
+    for sharding_type in (sharding.ROW_WISE, sharding.DATA_PARALLEL):
         yield dict.fromkeys(names, _Limits(frozenset({sharding_type})))
 
 
 def _keep_table(own_type: str, parts: Sequence[TablePart]) -> _Limits:
-    is_on_all = TYPES[own_type].is_replicated or own_type in ROWS_OF_ALL
+    is_on_all = sharding.TYPES[own_type].is_replicated or own_type in sharding.ROWS_OF_ALL
     return _Limits(frozenset({own_type}), None if is_on_all else frozenset(part.device for part in parts))
 
 
@@ -337,9 +329,9 @@ def _lay_out(
     for tables in orders.values():
         groups: dict[str, list[OutputTable]] = {}
         for table in tables:
-            groups.setdefault(TABLE_WISE if old is None else table.sharding_type, []).append(table)
+            groups.setdefault(sharding.TABLE_WISE if old is None else table.sharding_type, []).append(table)
         for own_type, group in groups.items():
-            if TYPES[own_type].span(request.nodes) > 1 or TYPES[own_type].is_replicated:
+            if sharding.TYPES[own_type].span(request.nodes) > 1 or sharding.TYPES[own_type].is_replicated:
                 assert old is not None
                 limits |= {table.name: _keep_table(own_type, old.parts_of_table[table.name]) for table in group}
                 continue
@@ -347,7 +339,7 @@ def _lay_out(
             devices = _devices_in_order(runs, work, request.num_devices)
             if devices is None:
                 return None
-            types = frozenset({TABLE_WISE, *COLUMNS_ALONE})
+            types = frozenset({sharding.TABLE_WISE, *sharding.COLUMNS_ALONE})
             limits |= {name: _Limits(types, own) for name, own in devices.items()}
     return limits
 

@@ -41,39 +41,30 @@ BATCH_SLACK = 0.01
 class PlacementRequest:
     """A placement request. Fields declared by ``knob_field`` mean the same as the knob.
 
-    Attributes:
-        tables: whole tables with distinct names.
-        caps_bytes: memory of each device, by device id.
-        reserved_bytes: memory of each device to keep free for allocations that are not counted.
-        sharding_types: allowed sharding types; empty for all.
-        machine: nodes and links; None for one node with all devices.
-        reserved_share: fraction of each device's memory to reserve in addition to ``reserved_bytes``.
-        dense_bytes: memory of the dense model with gradients and optimizer state on each device.
-        training_pipeline: one of ``PIPELINES``; empty, as in the oldest files, to count only weights and optimizer
-            state of tables, with the step times of the default pipeline.
-        compute_kernels: allowed compute kernels; empty for the defaults that the machine has memory for.
-        table_optimizers: fused optimizers by table name, for tables that have their own.
-
     Raises:
         BadConfig: if a value is invalid.
     """
 
-    tables: tuple[Table, ...]
-    caps_bytes: tuple[int, ...]
+    tables: tuple[Table, ...]  # whole tables with distinct names
+    caps_bytes: tuple[int, ...]  # memory of each device, by device id
     batch_size: int
-    reserved_bytes: int = 0
+    reserved_bytes: int = 0  # memory of each device to keep free for allocations that are not counted
     optimizer: str = knob_field("optimizer", SGD)
     rules: Rules = field(default_factory=Rules)
-    sharding_types: tuple[str, ...] = ()
-    machine: Nodes | None = None
+    sharding_types: tuple[str, ...] = ()  # allowed sharding types; empty for all
+    machine: Nodes | None = None  # nodes and links; None for one node with all devices
     communication: Communication = field(default_factory=Communication)
     hardware: str = knob_field("hardware", DEFAULT_HARDWARE)
     assumptions: tuple[Assumption, ...] = ()
-    reserved_share: float = 0.0
-    dense_bytes: int = 0
+    reserved_share: float = 0.0  # fraction of each device's memory to reserve in addition to ``reserved_bytes``
+    dense_bytes: int = 0  # memory of the dense model with gradients and optimizer state on each device
+    # one of ``PIPELINES``; empty, as in the oldest files, to count only weights and optimizer state of tables, with the
+    # step times of the default pipeline
     training_pipeline: str = ""
+    # allowed compute kernels; empty for the defaults that the machine has memory for
     compute_kernels: tuple[str, ...] = ()
     dense_optimizer: str = knob_field("dense_optimizer")
+    # fused optimizers by table name, for tables that have their own
     table_optimizers: Mapping[str, str] = field(default_factory=dict)
     keep_output_order: bool = knob_field("keep_output_order")
 

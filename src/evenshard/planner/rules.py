@@ -120,11 +120,7 @@ class Rules:
 
 @lru_cache(maxsize=4096)
 def _allowed_devices(
-    machine: Nodes,
-    pinned: tuple[int, ...] | None,
-    nodes: tuple[int, ...] | None,
-    forbidden: tuple[int, ...],
-    forbidden_devices: tuple[int, ...],
+    machine: Nodes, pinned: _Several | None, nodes: _Several | None, forbidden: _Several, forbidden_devices: _Several
 ) -> frozenset[int] | None:
     devices = set(range(machine.num_devices) if pinned is None else pinned)
     if nodes is not None:
@@ -135,7 +131,8 @@ def _allowed_devices(
 
 RULES = tuple(field.name for field in fields(Rules))
 _EXAMPLE = "{pinned: {user_id: 0}, apart: [[a, b]]}"
-_Ids = int | tuple[int, ...]
+_Several = tuple[int, ...]
+_Ids = int | _Several
 _Words = str | tuple[str, ...]
 
 

@@ -113,8 +113,8 @@ def mean_curve(curves: Sequence[Curve], weights: Sequence[float]) -> Curve:
     ms = [one.latency_ms + one.bytes_ms(1e3 * np.array(kb)) for one in curves]
     us = 1e3 * np.average(ms, axis=0, weights=weights)
     ns_per_byte, per_device = np.average([(1 / one.gb_s, one.us_per_device) for one in curves], axis=0, weights=weights)
-    more = {"gb_s": float(1 / ns_per_byte), "us_per_device": float(per_device)}
-    return replace(curves[0], kb=tuple(kb), us=tuple(us.tolist()), **more)
+    first = replace(curves[0], gb_s=float(1 / ns_per_byte), us_per_device=float(per_device))
+    return replace(first, kb=tuple(kb), us=tuple(us.tolist()))
 
 
 def curve_at(curves: Sequence[Curve], collective: str, num_devices: int) -> Curve | None:

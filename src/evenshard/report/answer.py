@@ -22,50 +22,14 @@ from evenshard.planner.answer import PlacementAnswer as Answer
 from evenshard.planner.answer import fullest_device, slowest_device
 from evenshard.planner.baselines import baseline_label
 from evenshard.price.step import predicted_step_times
-from evenshard.report.step_facts import (
-    advice,
-    asked_texts,
-    baseline_text,
-    best_baseline,
-    bound_headline,
-    bound_text,
-    device_error_text,
-    link_text,
-    machine_text,
-    near_texts,
-    not_compared_text,
-    setting_text,
-    shares_ms,
-    step_headline,
-    timing_word,
-    warning_texts,
-    worth_texts,
-)
-from evenshard.report.table_facts import (
-    LOOKUPS,
-    assumed_groups,
-    assumed_lookups_texts,
-    fullest_text,
-    host_texts,
-    is_offloaded,
-    kept_texts,
-    memory_unit,
-    offload_text,
-    placed_parts,
-    reserve_text,
-    sharding_texts,
-    slow_cache_text,
-    slow_caches,
-)
+from evenshard.report import step_facts, table_facts
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MAX_DEVICES = 32
-# Devices that are shown if there are more.
-_NUM_SLOWEST, NUM_FULLEST = 8, 4
-# Most tables with slow caches that are named, slowest first.
-_MAX_SLOW_CACHES = 3
+_NUM_SLOWEST, NUM_FULLEST = 8, 4  # devices that are shown if there are more
+_MAX_SLOW_CACHES = 3  # most tables with slow caches that are named, slowest first
 # Styles of the five parts of a step in a bar, in order.
 _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
 LEAST_BAR, MOST_BAR = 4, 40
@@ -76,8 +40,7 @@ SLOWEST, LEGEND = " *", "* slowest"
 _HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "comms", "backward", "ms", "waits")
 # The columns that narrow terminals drop, in this order; a single device never waits.
 FULLNESS, WAITS = _HEADS.index("full"), _HEADS.index("waits")
-# Width of the first word of the lines below the table.
-INDENT = 10
+INDENT = 10  # width of the first word of the lines below the table
 
 
 class PlacementAnswer(Answer):
@@ -134,7 +97,7 @@ class PlacementAnswer(Answer):
                 "alone_ms": placed.alone_ms,
                 "adds_ms": placed.adds_ms,
             }
-            for placed in placed_parts(self)
+            for placed in table_facts.placed_parts(self)
             for part in (placed.part,)
         )
         return frame.astype({"device": "Int64"})
@@ -172,10 +135,10 @@ def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "", 
         verbose: True to print baselines' settings, reserved memory, the meaning of the bound, and assumptions too.
     """
     console = plain_console(file)
-    _print_text(console, f"{step_headline(answer)}.", "bold")
-    compared, not_compared = baseline_text(answer), not_compared_text(answer, missing)
-    bound = [bound_headline(answer)] if answer.num_devices > 1 else []
-    for line in (*bound, *worth_texts(answer), *([compared] if compared else [])):
+    _print_text(console, f"{step_facts.step_headline(answer)}.", "bold")
+    compared, not_compared = step_facts.baseline_text(answer), step_facts.not_compared_text(answer, missing)
+    bound = [step_facts.bound_headline(answer)] if answer.num_devices > 1 else []
+    for line in (*bound, *step_facts.worth_texts(answer), *([compared] if compared else [])):
         _print_text(console, f"{line}.")
     _print_text(console, not_compared or "")
     console.print()
@@ -187,15 +150,15 @@ def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "", 
         _print_text(console, text, word=word, word_style=style)
     if lines:
         console.print()
-    _print_text(console, f"{setting_text(answer)}.", "dim")
-    if text := device_error_text(answer):
+    _print_text(console, f"{step_facts.setting_text(answer)}.", "dim")
+    if text := step_facts.device_error_text(answer):
         unconfirmed = any(one is not None and not one.is_confirmed for one in (answer.device_error, answer.link_error))
         _print_text(console, f"{printable(text)}.", "bold yellow" if unconfirmed else "dim")
-    for line in advice(answer):
+    for line in step_facts.advice(answer):
         _print_text(console, printable(line), "green")
-    for note in (*assumed_lookups_texts(answer), *answer.notes):
+    for note in (*table_facts.assumed_lookups_texts(answer), *answer.notes):
         _print_text(console, printable(note), "bold yellow")
-    for warning in warning_texts(answer):
+    for warning in step_facts.warning_texts(answer):
         _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
     if not verbose:
         more = ", ".join(dict.fromkeys(word for word, _, _ in details))
@@ -225,8 +188,8 @@ def shown_devices(answer: Answer) -> tuple[list[int], list[int]]:
 
 def _devices(answer: Answer, console: Console) -> Grid:
     slowest, fullest = shown_devices(answer)
-    heads = [head.format(unit=memory_unit(answer)[0]) for head in _HEADS]
-    heads += [] if answer.measured is None else [timing_word(answer)]
+    heads = [head.format(unit=table_facts.memory_unit(answer)[0]) for head in _HEADS]
+    heads += [] if answer.measured is None else [step_facts.timing_word(answer)]
     lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
     for column in (WAITS, FULLNESS):
         if _bar_width(console.width, heads, lines.values()) < LEAST_BAR or (
@@ -249,8 +212,8 @@ def _devices(answer: Answer, console: Console) -> Grid:
 
 def _cells(answer: Answer, device: int) -> list[str]:
     one, memory = answer.devices[device], answer.memory[device]
-    times = (*shares_ms(one), one.predicted_total_ms, one.predicted_wait_ms)
-    digits, unit = decimals(answer.predicted_ms), memory_unit(answer)[1]
+    times = (*step_facts.shares_ms(one), one.predicted_total_ms, one.predicted_wait_ms)
+    digits, unit = decimals(answer.predicted_ms), table_facts.memory_unit(answer)[1]
     return [
         str(device),
         f"{len(answer.parts_on_device[device]):,}",
@@ -291,8 +254,7 @@ def _bar(answer: Answer, device: int, width: int, ascii_only: bool) -> Text:
 
 # Below the table ------------------------------------------------------------------------------------------------------
 
-# First word, text, and the style of the word.
-Line = tuple[str, str, str]
+Line = tuple[str, str, str]  # first word, text, and the style of the word
 
 
 def _rest(answer: Answer) -> Iterator[Line]:
@@ -311,36 +273,36 @@ def _rest(answer: Answer) -> Iterator[Line]:
 
 
 def _sharding(answer: Answer) -> Iterator[Line]:
-    for text in near_texts(answer):
+    for text in step_facts.near_texts(answer):
         yield "near", text, "green"
     if answer.num_devices > 1 and not answer.request.is_whole:
-        for sharding_type, text in sharding_texts(answer):
+        for sharding_type, text in table_facts.sharding_texts(answer):
             yield "sharded", f"{sharding_type}: {text}", "cyan"
 
 
 def _memory(answer: Answer) -> Iterator[Line]:
     if answer.request.training_pipeline:
-        yield "memory", fullest_text(answer), "cyan"
-    for kernel, text in kept_texts(answer):
+        yield "memory", table_facts.fullest_text(answer), "cyan"
+    for kernel, text in table_facts.kept_texts(answer):
         yield "kernel", f"{kernel}: {text}", "cyan"
-    for what, text in host_texts(answer):
+    for what, text in table_facts.host_texts(answer):
         yield "hosts", f"{what}: {text}", "cyan"
-    if text := offload_text(answer):
+    if text := table_facts.offload_text(answer):
         yield "offload", text, "cyan"
 
 
 def _details(answer: Answer) -> Iterator[Line]:
     """Yield the lines that only ``-v`` prints."""
     if answer.num_devices > 1:
-        yield "bound", bound_text(answer), "dim"
-    yield "reserved", f"{reserve_text(answer.request)}.", "dim"
-    if text := link_text(answer):
+        yield "bound", step_facts.bound_text(answer), "dim"
+    yield "reserved", f"{table_facts.reserve_text(answer.request)}.", "dim"
+    if text := step_facts.link_text(answer):
         yield "link", text.removeprefix("link "), "dim"
-    for asked in asked_texts(answer):
+    for asked in step_facts.asked_texts(answer):
         yield "baseline", printable(asked), "dim"
-    for one in slow_caches(answer)[:_MAX_SLOW_CACHES]:
-        yield "cache", slow_cache_text(answer, one), "dim"
-    for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
+    for one in table_facts.slow_caches(answer)[:_MAX_SLOW_CACHES]:
+        yield "cache", table_facts.slow_cache_text(answer, one), "dim"
+    for group in (one for one in table_facts.assumed_groups(answer) if one.column != table_facts.LOOKUPS):
         count, names = count_text(len(group.tables), "table"), names_text(group.tables)
         yield "assumed", f"{group.column} of {count}: {group.text} ({names})", "dim"
 
@@ -350,16 +312,16 @@ def _details(answer: Answer) -> Iterator[Line]:
 
 def brief_text(answer: Answer) -> str:
     """Return the answer in about ten lines, without a trailing newline."""
-    request = answer.request
-    title = f"{count_text(len(request.tables), 'table')} on {machine_text(request)}, batch {request.batch_size:,}"
+    request, count = answer.request, count_text(len(answer.request.tables), "table")
+    title = f"{count} on {step_facts.machine_text(request)}, batch {request.batch_size:,}"
     return "\n".join([f"PlacementAnswer: {title}", *(f"  {word:{INDENT}}{text}" for word, text in _lines(answer))])
 
 
 def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
-    yield "time", step_headline(answer)
+    yield "time", step_facts.step_headline(answer)
     if answer.num_devices > 1:
-        yield "bound", bound_headline(answer)
-    for text in worth_texts(answer):
+        yield "bound", step_facts.bound_headline(answer)
+    for text in step_facts.worth_texts(answer):
         yield "against", text
     slowest, digits = slowest_device(answer.devices), decimals(answer.predicted_ms)
     times = [one.predicted_total_ms for one in answer.devices]
@@ -367,7 +329,7 @@ def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
         ends = dict.fromkeys(f"{time_ms:.{digits}f}" for time_ms in (min(times), max(times)))
         yield "devices", f"{' to '.join(ends)} ms, the slowest is device {slowest}"
     device = answer.devices[slowest]
-    parts = zip(("forward", "communication", "backward"), shares_ms(device), strict=True)
+    parts = zip(("forward", "communication", "backward"), step_facts.shares_ms(device), strict=True)
     shares = " + ".join(f"{name} {value:.{digits}f}" for name, value in parts)
     waits = f" + waits {device.predicted_wait_ms:.{digits}f}" if answer.num_devices > 1 else ""
     yield "slowest", f"{shares}{waits} = {device.predicted_total_ms + device.predicted_wait_ms:.{digits}f} ms"
@@ -375,14 +337,14 @@ def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
     yield "memory", f"device {full.device}, the fullest: {size_text(full.most_bytes)} of {size_text(full.limit_bytes)}"
     types = Counter(answer.type_of_table.values())
     yield "sharded", ", ".join(f"{count:,} {name}" for name, count in types.most_common())
-    if is_offloaded(answer):
+    if table_facts.is_offloaded(answer):
         kernels = Counter(storage.kernel for storage in answer.storage_of_table.values())
         yield "kernels", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
-    if (baseline := best_baseline(answer)) is not None and baseline.predicted_ms is not None:
+    if (baseline := step_facts.best_baseline(answer)) is not None and baseline.predicted_ms is not None:
         yield "baseline", f"{ms_text(baseline.predicted_ms)} ms, {baseline_label(baseline)}"
-    warnings = [*warning_texts(answer), *assumed_lookups_texts(answer)]
-    counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
-    said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
+    warnings = [*step_facts.warning_texts(answer), *table_facts.assumed_lookups_texts(answer)]
+    counts = (len(answer.notes), "note"), (len(table_facts.assumed_groups(answer)), "assumption")
+    said = ", ".join(count_text(count, word) for count, word in (*counts, (len(warnings), "warning")) if count)
     yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
     if warnings:
         more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""

@@ -23,10 +23,8 @@ from evenshard.report.step_facts import ends_text, gap_text, warning_texts, wort
 _NARROWEST = 80
 READ_BY_POSITION = f"A model that reads its values() by position would read the wrong columns. {BY_NAME}"
 EQUAL = "The two placements are equal. Nothing moves."
-# Moves and devices that are shown if there are more, largest first.
-_MAX_LINES = 32
-# Moves and names in a pull-request comment: GitHub allows 65,536 characters.
-_MAX_ROWS = 20
+_MAX_LINES = 32  # moves and devices that are shown if there are more, largest first
+_MAX_ROWS = 20  # moves and names in a pull-request comment: GitHub allows 65,536 characters
 # Zero-width space: GitHub looks for @name and #17 after it has decoded entities.
 _NOTHING = "&#8203;"
 
@@ -218,11 +216,7 @@ def marker(title: str) -> str:
 
 
 def difference_markdown(
-    difference: Difference,
-    old: PlacementAnswer,
-    new: PlacementAnswer,
-    title: str = "",
-    paid: Payback | None = None,
+    difference: Difference, old: PlacementAnswer, new: PlacementAnswer, title: str = "", paid: Payback | None = None
 ) -> str:
     """Return a comment on the diff of two answers; its title is the new answer's table file by default."""
     title = title or str(new.lineage.get("tables") or "placement")

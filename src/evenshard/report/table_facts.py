@@ -8,15 +8,9 @@ from dataclasses import dataclass
 
 from evenshard.base.messages import count_text, names_text, printable
 from evenshard.base.units import BYTES_PER_GB, UNITS, ms_text, pct_text, range_text, size_text
+from evenshard.placement import sharding
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, KEY_VALUE, Span, TablePart, part_table
-from evenshard.placement.sharding import (
-    EVERYWHERE,
-    ROWS_ALONE,
-    SHARDING_TYPES,
-    TABLE_WISE,
-    TYPES,
-)
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.memory import RESERVED_SHARE, NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
@@ -233,13 +227,12 @@ def sharded_tables(answer: PlacementAnswer) -> tuple[SpreadTable, ...]:
     """Return the tables that are cut or replicated, in order."""
     parts: dict[str, tuple[PlacedPart, ...]] = {}
     for one in placed_parts(answer):
-        if one.sharding_type != TABLE_WISE:
+        if one.sharding_type != sharding.TABLE_WISE:
             parts[one.part.table] = (*parts.get(one.part.table, ()), one)
     return tuple(SpreadTable(name, of_table[0].sharding_type, of_table) for name, of_table in parts.items())
 
 
-# Tables whose parts a line lists, and parts that it lists.
-MAX_CUT, MAX_LISTED_PARTS = 4, 4
+MAX_CUT, MAX_LISTED_PARTS = 4, 4  # tables whose parts a line lists, and parts that it lists
 
 
 def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
@@ -247,9 +240,9 @@ def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
     cut: dict[str, list[SpreadTable]] = {}
     for table in sharded_tables(answer):
         cut.setdefault(table.sharding_type, []).append(table)
-    whole = sum(name == TABLE_WISE for name in answer.type_of_table.values())
-    found = [(TABLE_WISE, f"{count_text(whole, 'table')}, each on one device")] if whole else []
-    for sharding_type in SHARDING_TYPES:
+    whole = sum(name == sharding.TABLE_WISE for name in answer.type_of_table.values())
+    found = [(sharding.TABLE_WISE, f"{count_text(whole, 'table')}, each on one device")] if whole else []
+    for sharding_type in sharding.SHARDING_TYPES:
         if tables := cut.get(sharding_type):
             count = count_text(len(tables), "table")
             found.append((sharding_type, f"{count}{_which(answer, sharding_type, tables)}"))
@@ -258,14 +251,14 @@ def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
 
 def _which(answer: PlacementAnswer, sharding_type: str, tables: Sequence[SpreadTable]) -> str:
     machine = answer.request.nodes
-    if TYPES[sharding_type].is_replicated:
+    if sharding.TYPES[sharding_type].is_replicated:
         names = [table.name for table in tables]
         held = zip(answer.parts, answer.part_memory, strict=True)
         size = sum(one.weights + one.optimizer_state for part, one in held if part.table in names)
         return f", {size_text(size)} of weights and optimizer state on every device: {names_text(names)}"
-    if sharding_type in ROWS_ALONE and TYPES[sharding_type].scope == EVERYWHERE:
+    if sharding_type in sharding.ROWS_ALONE and sharding.TYPES[sharding_type].scope == sharding.EVERYWHERE:
         return f", rows over all {machine.num_devices:,} devices: {names_text([table.name for table in tables])}"
-    if sharding_type in ROWS_ALONE:
+    if sharding_type in sharding.ROWS_ALONE:
         names = [f"{table.name} {where_text(table, machine).removeprefix('by rows ')}" for table in tables]
         return f", rows over the {machine.devices_per_node:,} devices of a node: {names_text(names)}"
     shown = "; ".join(f"{printable(table.name)} {where_text(table, machine)}" for table in tables[:MAX_CUT])

@@ -313,7 +313,7 @@ def _is_limited_between_domains(task: ShardingTask, links: Links) -> bool:
     free = replace(links, intra=Link(links.intra.latency_us, "", forward_share=links.intra.forward_share))
     points = find_slope_changes(task, _volumes(task, SENT, 1.0), links) or [1.0]
     volumes = [_volumes(task, SENT, point) for point in (*points, 2 * points[-1])]
-    return all(np.array_equal(*(exchanges_ms_3(task, one, of)[1:] for of in (links, free))) for one in volumes)
+    return all((exchanges_ms_3(task, one, links) == exchanges_ms_3(task, one, free))[1:].all() for one in volumes)
 
 
 def _forward_outweighs_backward(task: ShardingTask, links: Links) -> bool:

@@ -52,10 +52,7 @@ class TrainedSharder(Sharder, Protocol):
         """Return the cost network's prediction for the slowest device of a placement, ms."""
 
 
-LEARNED = {
-    "dreamshard": "evenshard.sharders.dreamshard.fit",
-    "autoshard": "evenshard.sharders.autoshard.fit",
-}
+LEARNED = {"dreamshard": "evenshard.sharders.dreamshard.fit", "autoshard": "evenshard.sharders.autoshard.fit"}
 DREAMSHARD = "dreamshard"
 
 

@@ -85,8 +85,7 @@ def balance_reward_B(
     return degree_of_balance_B(costs_BD, device_mask_BD) - overflow_ratio_B(used_bytes_BD, memory_cap_B)
 
 
-# Function that wraps a range of updates, for example to show progress.
-Track = Callable[[range], Iterable[int]]
+Track = Callable[[range], Iterable[int]]  # function that wraps a range of updates, for example to show progress
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,7 @@ class FittedCostNet(Generic[Net]):
 
     checkpoint: Checkpoint[Net]  # the network for the next round
     losses: list[float]  # loss of every update, in units of the squared cost scale
-    # Median absolute error of predictions on the training data, %.
-    median_abs_pct_error: float
+    median_abs_pct_error: float  # median absolute error of predictions on the training data, %
 
 
 def fit_minibatches(

@@ -31,18 +31,13 @@ class Assumption:
 
 @dataclass(frozen=True)
 class TableSet:
-    """Tables from a file, a data frame, a sample of traffic or a public set, with distinct names.
-
-    Attributes:
-        assumptions: defaults of missing values, in the order of the tables; a missing histogram stays None.
-        notes: unused parts of the source, one or two sentences each.
-        missed: columns that the user maps but the source lacks.
-    """
+    """Tables from a file, a data frame, a sample of traffic or a public set, with distinct names."""
 
     tables: tuple[Table, ...]
+    # defaults of missing values, in the order of the tables; a missing histogram stays None
     assumptions: tuple[Assumption, ...] = ()
-    notes: tuple[str, ...] = ()
-    missed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # unused parts of the source, one or two sentences each
+    missed: tuple[str, ...] = ()  # columns that the user maps but the source lacks
 
     @staticmethod
     def of(tables: Sequence[Table]) -> TableSet:

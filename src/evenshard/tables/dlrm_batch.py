@@ -32,19 +32,13 @@ _SAVE_AGAIN = "Save or download the file again."
 
 @dataclass(frozen=True, eq=False)
 class DlrmBatch:
-    """Lookups of one batch in all tables.
+    """Lookups of one batch in all tables."""
 
-    Attributes:
-        indices: [L] row numbers, int64 if read by ``read_dlrm_batch``.
-        offsets: [T*B+1] position of the first lookup of each table and sample; None if the file has no offsets.
-        lengths: [T, B] lookups of each table and sample, in the file's integer type.
-        names: names of T tables; t000, t001 and so on if the file has no names.
-    """
-
-    indices: torch.Tensor
+    indices: torch.Tensor  # [L] row numbers, int64 if read by ``read_dlrm_batch``
+    # [T*B+1] position of the first lookup of each table and sample; None if the file has no offsets
     offsets: torch.Tensor | None
-    lengths: torch.Tensor
-    names: tuple[str, ...]
+    lengths: torch.Tensor  # [T, B] lookups of each table and sample, in the file's integer type
+    names: tuple[str, ...]  # names of T tables; t000, t001 and so on if the file has no names
 
     @property
     def batch_size(self) -> int:
@@ -112,8 +106,7 @@ def map_batch(path: Path, source: Path) -> DlrmBatch:
     """
     try:
         with source.open("rb") as file:
-            # Files of torch before 1.6 cannot be mapped; they are read as a whole.
-            can_map = file.read(4) == _ZIP_MAGIC
+            can_map = file.read(4) == _ZIP_MAGIC  # files of torch before 1.6 cannot be mapped; they are read as a whole
     except OSError as error:
         raise BadFile(path, f"cannot be read ({reason_of(error)})", _REMEDY) from None
     content = load_tensors(path, source, can_map)

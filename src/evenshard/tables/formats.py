@@ -97,11 +97,8 @@ def _write_csv(records: list[RawTable], path: Path) -> None:
         writer = csv.DictWriter(file, columns_of(records))
         writer.writeheader()
         for record in records:
-            writer.writerow({column: _csv_text(value) for column, value in record.items()})
-
-
-def _csv_text(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | bool) else value
+            as_json = {column: json.dumps(value) for column, value in record.items() if isinstance(value, list | bool)}
+            writer.writerow(record | as_json)
 
 
 def _read_parquet(path: Path) -> list[Any]:

@@ -136,8 +136,7 @@ def _rows_by_bin(table: Table, batch_size: int) -> FloatArray:
 
 def _tangent_bound() -> tuple[FloatArray, FloatArray]:
     """Return the coefficients b and g, [X] each, of the bound by tangent polynomials (see the module's docstring)."""
-    # Tangent points x; the bound is the least over all of them.
-    points = np.geomspace(0.25, 8, 21)
+    points = np.geomspace(0.25, 8, 21)  # tangent points x; the bound is the least over all of them
     values, slopes = 1 - np.exp(-points), np.exp(-points)
     # p(x) = value and p'(x) = slope are two linear equations for b and g.
     cubes, cube_slopes = points**3 + points**4 / 4, 3 * points**2 + points**3

@@ -38,8 +38,7 @@ WRITE_AGAIN = "Create the file again, with the columns " + ", ".join(TABLE_COLUM
 _WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
 MAX_NAMED = 12  # columns or records that a message lists
 _REMEDY = "Correct the value."
-# evenshard's names of TorchRec's data types if they differ.
-DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
+DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}  # evenshard's names of TorchRec's data types if they differ
 # Aliases of columns. ``pooling`` also means ``pooling_factor`` if it is a number, and not sum, mean or none.
 COLUMN_ALIASES = {
     "hash_size": "num_rows",
@@ -181,11 +180,6 @@ def _word(value: Any, column: str) -> str:
     return text.rpartition("Type.")[2].lower()
 
 
-def _data_type(value: Any, column: str) -> str:
-    word = _word(value, column)
-    return DATA_TYPE_OF.get(word.upper(), word)
-
-
 def _flag(value: Any, column: str) -> bool:
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.lower(), value)
@@ -248,7 +242,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "tuple[float, ...]": lambda value, column: _list(value, column, "[0.5, 0.5, ...]", _number),
     "name": _name,
     "pooling": _word,
-    "data_type": _data_type,
+    "data_type": lambda value, column: DATA_TYPE_OF.get((word := _word(value, column)).upper(), word),
 }
 
 
@@ -274,18 +268,14 @@ def columns_of(records: list[RawTable]) -> list[str]:
 class ColumnNames:
     """Mapping from the columns of one file to fields of ``Table``, completed while its records are read.
 
-    Attributes:
-        given: the user's mapping: column of the file -> field; "" ignores the column.
-        extra: unused columns, in order.
-        found: mapped columns that at least one record has.
-
     Raises:
         BadConfig: if a column of the file is mapped to an unknown field.
     """
 
+    # the user's mapping: column of the file -> field; "" ignores the column
     given: Mapping[str, str] = field(default_factory=dict)
-    extra: dict[str, None] = field(default_factory=dict)
-    found: set[str] = field(default_factory=set)
+    extra: dict[str, None] = field(default_factory=dict)  # unused columns, in order
+    found: set[str] = field(default_factory=set)  # mapped columns that at least one record has
 
     def translate(self, record: RawTable) -> RawTable:
         """Rename a record's columns to fields of ``Table``; raise BadRecord if two give one field different values."""

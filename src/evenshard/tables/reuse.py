@@ -26,8 +26,7 @@ ReuseBins = tuple[float, ...]
 NUM_REUSE_BINS = 17
 MAX_COUNT_OF_BIN = tuple(2**k for k in range(NUM_REUSE_BINS - 1))
 MIN_COUNT_OF_BIN = (1, *(count + 1 for count in MAX_COUNT_OF_BIN))
-# Octaves that the open last bin is assumed to span, from 2**15 to 2**18 lookups.
-OCTAVES_OF_LAST_BIN = 3
+OCTAVES_OF_LAST_BIN = 3  # octaves that the open last bin is assumed to span, from 2**15 to 2**18 lookups
 
 
 def _mean_counts() -> FloatArray:

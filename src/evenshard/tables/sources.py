@@ -171,7 +171,9 @@ def tables_from(
         case SourceKind.TABLE_FILE:
             if embedding_dim is not None:
                 raise BadConfig(f"{source} states each table's dim. Leave embedding_dim ({embedding_dim}) out.")
-            table_set = _of_table_file(Path(source), default_pooling_factor, columns)
+            if str(source).lower().endswith(".parquet"):
+                _check_is_no_traffic(Path(source), columns or {})
+            table_set = load_tables_with_assumptions(Path(source), default_pooling_factor, columns)
         case SourceKind.BATCH_FILE | SourceKind.TRAFFIC_FOLDER:
             if traffic is not None:
                 raise BadConfig(f"{source} is a sample of traffic itself. Leave traffic ({traffic}) out.")
@@ -281,12 +283,6 @@ def _public_set(name: str, batch_size: int, embedding_dim: int | None) -> TableS
             assumptions.append(assume_reuse_bins(table.name))
         assumptions.append(assume_weight_bits(table.name, table.weight_bits))
     return TableSet(tables, tuple(assumptions))
-
-
-def _of_table_file(path: Path, default_pooling_factor: float, columns: Mapping[str, str] | None) -> TableSet:
-    if path.suffix.lower() == ".parquet":
-        _check_is_no_traffic(path, columns or {})
-    return load_tables_with_assumptions(path, default_pooling_factor, columns)
 
 
 def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:

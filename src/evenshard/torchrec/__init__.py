@@ -36,20 +36,7 @@ from evenshard.torchrec.running.delta_file import load_delta, reshard_delta, sav
 from evenshard.torchrec.running.reshard import reshard
 
 __all__ = [
-    "EvenshardPerfModel",
-    "EvenshardPlanner",
-    "TablePart",
-    "dense_bytes",
-    "load_delta",
-    "load_plan",
-    "placement_of",
-    "predicted",
-    "reshard",
-    "reshard_delta",
-    "save_delta",
-    "save_plan",
-    "sharding_plan",
-    "shards_of",
-    "tables_of",
+    "EvenshardPerfModel", "EvenshardPlanner", "TablePart", "dense_bytes", "load_delta", "load_plan", "placement_of",
+    "predicted", "reshard", "reshard_delta", "save_delta", "save_plan", "sharding_plan", "shards_of", "tables_of",
     "torchrec_constraints",
-]
+]  # fmt: skip

@@ -25,8 +25,7 @@ from evenshard.base.retry import with_retries
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
-# Variable of MLflow with its number of retries of a request.
-RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # variable of MLflow with its number of retries of a request
 # MLflow's defaults are 7 retries with growing pauses and 120 s per request, which is minutes for each call. The user's
 # settings take precedence.
 TIMEOUTS = {
@@ -40,17 +39,8 @@ TIMEOUTS = {
 CALLER_ERRORS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 # Statuses below 500 that a retry may fix, and errors that no retry fixes.
 RETRYABLE_STATUSES = (408, 425, 429)
-_PERMANENT = (
-    EvenshardError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    FileNotFoundError,
-)
-# Most characters of a refusal message, which ends with the remedy.
-_LONGEST_REFUSAL = 800
+_PERMANENT = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
+_LONGEST_REFUSAL = 800  # most characters of a refusal message, which ends with the remedy
 # Errors of SQLite that a retry does not fix.
 BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # Pauses before each retry of a write, which is refused only if another process has written in the meantime.
@@ -98,7 +88,8 @@ def add_time_limits(uri: str) -> str:
     They detect that PostgreSQL's machine is gone, but not that its server is frozen: libpq has no limit for that.
     """
     dialect, _, driver = uri.partition("://")[0].partition("+")
-    limit_s = max(2, round(request_timeout_s()))  # libpq's minimum
+    set_s = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or TIMEOUTS["MLFLOW_HTTP_REQUEST_TIMEOUT"]
+    limit_s = max(2, round(float(set_s)))  # libpq's minimum
     if dialect == "postgresql" and driver in ("", "psycopg", "psycopg2"):
         limits = {"connect_timeout": limit_s, "keepalives_idle": limit_s, "tcp_user_timeout": 1000 * limit_s}
     elif dialect == "mysql" and driver in ("", "pymysql", "mysqldb"):
@@ -135,11 +126,6 @@ def _check(uri: str) -> None:
         valid = False
     if not valid:
         raise BadConfig(f"{uri} is not a valid address. In a password, write / as %2F, ? as %3F and # as %23.")
-
-
-def request_timeout_s() -> float:
-    """Return the time limit of a request, seconds."""
-    return float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or TIMEOUTS["MLFLOW_HTTP_REQUEST_TIMEOUT"])
 
 
 def experiment_name() -> str:

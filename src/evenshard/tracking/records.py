@@ -22,12 +22,10 @@ from evenshard.tracking.tags import origin_tags
 
 PARENT_FILE = Path("work/mlflow_parent.json")
 LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
-# Prefix of the id of a loop whose pipeline runs on this machine.
-LOCAL = "local-"
+LOCAL = "local-"  # prefix of the id of a loop whose pipeline runs on this machine
 # Tag of every run of evenshard. It finds a run that an earlier call created although its answer was lost.
 KEY_TAG = "evenshard.key"
-# Name, value, time in ms since 1970, step.
-Point = tuple[str, float, int, int]
+Point = tuple[str, float, int, int]  # name, value, time in ms since 1970, step
 
 
 @dataclass

@@ -40,7 +40,6 @@ CHAMPION = "champion"
 MODEL_ID_TAG = "evenshard.model_id"  # MLflow's answer lacks it
 METRIC_TAG = "evenshard.metric."
 _INSIDE = Path("artifacts", "model")
-_OR_A_FOLDER = ", or name a model's folder"
 log = logging.getLogger(__name__)
 
 
@@ -98,8 +97,9 @@ def ensure_models(
     with short_timeouts():
         client = client or connect()
         known = {name: _find_version(client, name, folder, run_id) for name in names}
+        labels = {**tags, **{f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in (metrics or {}).items()}}
         ready = [
-            _upload_model(client, name, folder, code, tags, metrics or {}, run_id)
+            _upload_model(client, name, folder, code, labels, run_id)
             for name in reversed(names)  # evenshard-cost comes last because other programs wait for it
             if known[name] is None
         ]
@@ -128,15 +128,7 @@ def _find_version(client: Any, name: str, folder: Path, run_id: str) -> ModelVer
     return known
 
 
-def _upload_model(
-    client: Any,
-    name: str,
-    folder: Path,
-    code: ServedCode,
-    tags: Mapping[str, str],
-    metrics: Mapping[str, float],
-    run_id: str,
-) -> Any:
+def _upload_model(client: Any, name: str, folder: Path, code: ServedCode, tags: Mapping[str, str], run_id: str) -> Any:
     """Upload a model's files as a logged model and return it; an unfinished upload of this run is completed."""
     from mlflow.entities import LoggedModelStatus
 
@@ -144,8 +136,7 @@ def _upload_model(
         model, served = scratch / "model", scratch / "pyfunc"
         copy_parts(folder, model, name)
         hashes = {SHA256: digest_of(model), WEIGHTS_SHA256: digest_of(model, weights_only=True)}
-        headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()}
-        logged = _ensure_logged_model(client, name, run_id, {**tags, **headline, **hashes})
+        logged = _ensure_logged_model(client, name, run_id, {**tags, **hashes})
         save_pyfunc(model, code, served, name, logged, run_id)
         try:
             client.log_model_artifacts(logged.model_id, str(served))
@@ -162,20 +153,12 @@ def _ensure_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
     name, tags = logged.name, {**logged.tags, MODEL_ID_TAG: logged.model_id}
     make_once(client.create_registered_model, name, description=model_description(name))
     found = list(client.search_model_versions(f"name = '{name}' AND tags.`{MODEL_ID_TAG}` = '{logged.model_id}'"))
-    made = (
-        found[0]
-        if found
-        else client.create_model_version(
-            name,
-            logged.artifact_location,
-            run_id or None,
-            tags,
-            description=version_description(client, name, run_id, logged.model_id, tags),
-            await_creation_for=0,
-            model_id=logged.model_id,
-        )
-    )
-    return _version(client.get_model_version(name, made.version))
+    if not found:
+        about = version_description(client, name, run_id, logged.model_id, tags)
+        where = (name, logged.artifact_location, run_id or None, tags)
+        more = {"description": about, "await_creation_for": 0, "model_id": logged.model_id}
+        found = [client.create_model_version(*where, **more)]
+    return _version(client.get_model_version(name, found[0].version))
 
 
 def copy_parts(folder: Path, target: Path, name: str = REGISTERED_COST) -> None:
@@ -282,11 +265,8 @@ def load_registered(uri: str, hardware: str | None = None) -> PlacementModel:
             model = load_model(folder, hardware)
         except BadInput as error:  # the user does not know the download's folder
             raise BadConfig(str(error).replace(str(folder), version.uri)) from None
-        if (
-            model.policy is not None
-            and (policy := find_by_weights(REGISTERED_POLICY, folder, version.run_id)) is not None
-        ):
-            registered["policy"] = _names(policy)
+        policy = None if model.policy is None else find_by_weights(REGISTERED_POLICY, folder, version.run_id)
+        registered |= {} if policy is None else {"policy": _names(policy)}
     return replace(model, source=version.uri, registered=registered)
 
 
@@ -319,7 +299,7 @@ def _find_last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | Non
 
 @contextmanager
 def _ask_for_model(what: str) -> Iterator[None]:
-    require_mlflow(what, _OR_A_FOLDER)
+    require_mlflow(what, ", or name a model's folder")
     with ask_mlflow(registry_uri(), "did not return this model", _remedy(what), what):
         yield
 

@@ -21,35 +21,22 @@ from typing import Any
 from evenshard.base.documents import sha256_of
 from evenshard.base.errors import MissingPackage, TrackingFailed
 from evenshard.base.installation import require_package
+from evenshard.tracking import tags as run_tags
 from evenshard.tracking.client import address, describe_miss, first_line, is_refusal, tracking_uri
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.records import Point, Record, current_parent, now_ms, parent_of
 from evenshard.tracking.run_files import ENDED_AS, backlog_folder, log_run, start_run, write_run
-from evenshard.tracking.tags import (
-    COMMIT,
-    COSTS_DVC_MD5,
-    COSTS_SHA256,
-    HARDWARE,
-    LIBRARIES,
-    OUTCOME,
-    PARAMS_HASH,
-    ROUND,
-    STAGE,
-    TABLES_SHA256,
-    TASKS,
-    VERSION,
-    VERSIONS,
-    costs_tags,
-    dataset_record,
-    network_tags,
-    origin_tags,
-)
 
 # Tags of a stage that are copied to its loop's run, and those that are copied to its models.
-DATA_TAGS = (TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
-MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, *DATA_TAGS)
-# Variable: if it is set, a stage fails if MLflow rejects its model.
-MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
+DATA_TAGS = (
+    run_tags.TABLES_SHA256,
+    run_tags.COSTS_SHA256,
+    run_tags.COSTS_DVC_MD5,
+    run_tags.HARDWARE,
+    run_tags.VERSIONS,
+)
+MODEL_TAGS = (run_tags.COMMIT, run_tags.PARAMS_HASH, run_tags.VERSION, run_tags.LIBRARIES, *DATA_TAGS)
+MUST_REGISTER = "EVENSHARD_MUST_REGISTER"  # variable: if it is set, a stage fails if MLflow rejects its model
 # Value of MLflow's setting for retries of a request; the pauses of 4, 8, 16, ... s add up to a minute.
 MOST_RETRIES = 5
 # Messages about unreachable servers; a stage has several runs, but warns only once.
@@ -118,18 +105,18 @@ class StageRun:
             context: use of the datasets: benchmark, training or evaluation.
         """
         if self._logs:
-            self.tags(costs_tags(paths))
-            self._record.datasets += [dataset_record(path, context) for path in paths]
+            self.tags(run_tags.costs_tags(paths))
+            self._record.datasets += [run_tags.dataset_record(path, context) for path in paths]
 
     def tables(self, path: Path) -> None:
         """Tag the run with the hash of its tables."""
         if self._logs:
-            self.tags({TABLES_SHA256: sha256_of(path)})
+            self.tags({run_tags.TABLES_SHA256: sha256_of(path)})
 
     def tag_training_data(self, cost_net: Path) -> None:
         """Tag the run of a policy with the data that its cost network was trained on."""
         if self._logs:
-            self.tags(network_tags(cost_net))
+            self.tags(run_tags.network_tags(cost_net))
 
     def register(self, parts: Mapping[str, Path], code: ServedCode, metrics: Mapping[str, float]) -> None:
         """Register a model when the run ends; see ``ensure_models``.
@@ -146,7 +133,10 @@ class StageRun:
         self._code = lambda: code
         self._record.model = {part: str(folder) for part, folder in parts.items()}
         origin = {key: value for key, value in self._record.tags.items() if key in MODEL_TAGS}
-        self._record.model_tags = {**origin, **(network_tags(parts[COST_MODEL]) if COST_MODEL in parts else {})}
+        self._record.model_tags = {
+            **origin,
+            **(run_tags.network_tags(parts[COST_MODEL]) if COST_MODEL in parts else {}),
+        }
         self._record.model_metrics = dict(metrics)
 
     def conclude(self, values: Mapping[str, float]) -> None:
@@ -241,8 +231,8 @@ def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = 
     parent = current_parent()
     if parent is None:
         return
-    tags = {f"{TASKS}{what}": ", ".join(names) for what, names in (tasks or {}).items() if names}
-    tags |= {OUTCOME: state, "evenshard.kubeflow_run": page}
+    tags = {f"{run_tags.TASKS}{what}": ", ".join(names) for what, names in (tasks or {}).items() if names}
+    tags |= {run_tags.OUTCOME: state, "evenshard.kubeflow_run": page}
     loop = replace(parent, tags=tags, outcome=state, must_exist=state not in ENDED_AS)
     log_record(loop, _no_code, MOST_RETRIES)
 
@@ -255,9 +245,9 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
         return StageRun()
     number = re.search(r"_(\d+)(?:_part_\d+)?$", stage)
     hardware = settings.get("hardware")
-    tags = {**origin_tags(params), STAGE: stage}
-    tags |= {ROUND: number[1]} if number else {}
-    tags |= {HARDWARE: str(hardware)} if hardware else {}
+    tags = {**run_tags.origin_tags(params), run_tags.STAGE: stage}
+    tags |= {run_tags.ROUND: number[1]} if number else {}
+    tags |= {run_tags.HARDWARE: str(hardware)} if hardware else {}
     parent = None if params is None else parent_of(params, new_loop=stage == "generate_tables")
     values = {name: str(value)[:6000] for name, value in settings.items()}  # MLflow's limit for parameters
     key = secrets.token_hex(8)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
 from evenshard.base.console import plain_console, plain_grid
-from evenshard.base.messages import printable
+from evenshard.base.messages import count_text, printable
 from evenshard.sharders.training_domain import QUANTILES, SeenRange, TrainingDomain, beyond, mean_reuse
 from evenshard.tables.table import Table
 
@@ -94,10 +94,8 @@ def compute_drift(
         reasons += seen.devices_outside(tables, num_devices)
     remarks = []
     if outside_load_pct > tolerated_pct:
-        reasons += [
-            f"{outside_load_pct:.0f} % of the load is in {_tables(int(outside.sum()))} outside the training range",
-            *of_tables,
-        ]
+        there = count_text(int(outside.sum()), "table")
+        reasons += [f"{outside_load_pct:.0f} % of the load is in {there} outside the training range", *of_tables]
     else:
         remarks += [f"{line} ({outside_load_pct:.1f} % of the load in total)" for line in of_tables]
     if rare_pct is None:
@@ -123,8 +121,7 @@ def _reuse_line(reuse: QuantityDrift) -> list[str]:
     return [f"{have} an index reuse outside the training range of {low:.3g} to {high:.3g} lookups per index"]
 
 
-@dataclass(frozen=True)
-class _QuantityCheck:
+class _QuantityCheck(NamedTuple):
     drift: QuantityDrift
     outside: np.ndarray
     rare: np.ndarray | None
@@ -183,10 +180,6 @@ def _share_below(log_value: float, logs: np.ndarray, side: str) -> float:
     low, high = logs[at - 1], logs[at]
     part = (log_value - low) / (high - low) if high > low else 0.0
     return QUANTILES[at - 1] + part * (QUANTILES[at] - QUANTILES[at - 1])
-
-
-def _tables(count: int) -> str:
-    return "1 table" if count == 1 else f"{count:,} tables"
 
 
 def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:

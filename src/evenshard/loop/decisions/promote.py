@@ -34,19 +34,8 @@ from evenshard.price.hardware import measured_or_simulated
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.files import load_tables
+from evenshard.tracking import registry
 from evenshard.tracking.pyfunc import build_serving_code
-from evenshard.tracking.registry import (
-    REGISTERED_COST,
-    REGISTERED_POLICY,
-    ModelVersion,
-    champion,
-    download_model,
-    find_by_weights,
-    find_newest_version,
-    model_version,
-    register_folder,
-    set_champion,
-)
 
 PROMOTION_REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
 log = logging.getLogger(__name__)
@@ -82,11 +71,7 @@ class Promotion:
 
 
 def promote(
-    inputs: PromoteInputs,
-    report: Path,
-    measure: MeasureConfig,
-    search: SearchConfig,
-    lineage: Lineage,
+    inputs: PromoteInputs, report: Path, measure: MeasureConfig, search: SearchConfig, lineage: Lineage
 ) -> Promotion:
     """Compare the candidate with the champion, move the alias if the candidate wins, and write the report.
 
@@ -98,7 +83,7 @@ def promote(
         InfeasibleTask: if neither model can place any held-out task.
         MeasurementFailed: if a kernel fails.
     """
-    before = champion(REGISTERED_COST)
+    before = registry.champion(registry.REGISTERED_COST)
     version = _candidate_version(inputs.candidate)
     where = version.uri if version is not None else str(inputs.candidate)
     model = load_learned_model(where, measure.hardware)
@@ -125,20 +110,21 @@ def promote(
     return done
 
 
-def _candidate_version(candidate: str | None) -> ModelVersion | None:
+def _candidate_version(candidate: str | None) -> registry.ModelVersion | None:
     """Return the candidate's version in MLflow; None if the candidate is a folder."""
     if candidate is None:
-        newest = find_newest_version(REGISTERED_COST)
+        newest = registry.find_newest_version(registry.REGISTERED_COST)
         if newest is None:
             raise BadConfig(
-                f"MLflow has no version of {REGISTERED_COST} yet. Train one with {how_to_train()}, or name a folder."
+                f"MLflow has no version of {registry.REGISTERED_COST} yet. Train one with {how_to_train()}, or name a "
+                "folder."
             )
         return newest
     if not candidate.startswith(REGISTERED):
         return None
-    version = model_version(candidate)
-    if version.name != REGISTERED_COST:
-        raise BadConfig(f"{candidate}: only a version of {REGISTERED_COST} can become the champion. Name one.")
+    version = registry.model_version(candidate)
+    if version.name != registry.REGISTERED_COST:
+        raise BadConfig(f"{candidate}: only a version of {registry.REGISTERED_COST} can become the champion. Name one.")
     return version
 
 
@@ -159,23 +145,18 @@ def _compare_with_champion(
     with closing(open_hardware(measure)) as hardware, Journal(report / JOURNAL) as journal:
         learned, timed = model.trained_on, hardware.provenance
         if (learned.hardware, learned.optimizer) != (timed.hardware, timed.optimizer):
-            log.warning(
-                "the candidate was trained on %s with optimizer %s, but is measured on %s with optimizer %s",
-                learned.hardware,
-                learned.optimizer,
-                timed.hardware,
-                timed.optimizer,
-            )
+            text = "the candidate was trained on %s with optimizer %s, but is measured on %s with optimizer %s"
+            log.warning(text, learned.hardware, learned.optimizer, timed.hardware, timed.optimizer)
         found = compare_models(model, held, split, search, hardware, measure, journal, earlier)
     save_costs(found.measured, report / COSTS, lineage)
     return found
 
 
-def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion | None) -> Promotion:
+def _apply_decision(done: Promotion, before: registry.ModelVersion, version: registry.ModelVersion | None) -> Promotion:
     """Promote if the decision is positive, unless another process moved the alias during the comparison."""
     if done.decision is None or not done.decision.promote:
         return done
-    now = champion(REGISTERED_COST)
+    now = registry.champion(registry.REGISTERED_COST)
     if now is None or now.version != before.version:
         change = "was removed" if now is None else f"became {now.uri}"
         reason = f"the champion {change} during the comparison. Promote again"
@@ -183,16 +164,16 @@ def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion
     return _make_champion(done, done.reason, version)
 
 
-def _make_champion(done: Promotion, reason: str, version: ModelVersion | None) -> Promotion:
+def _make_champion(done: Promotion, reason: str, version: registry.ModelVersion | None) -> Promotion:
     """Move the alias ``champion`` of the cost model and its policy; register the model first if it is a folder."""
     if version is None:
-        version, policy = register_folder(Path(done.candidate), build_serving_code())
+        version, policy = registry.register_folder(Path(done.candidate), build_serving_code())
     else:
-        with download_model(version.uri) as folder:
-            policy = find_by_weights(REGISTERED_POLICY, folder, version.run_id)
+        with registry.download_model(version.uri) as folder:
+            policy = registry.find_by_weights(registry.REGISTERED_POLICY, folder, version.run_id)
     if policy is not None:
-        set_champion(REGISTERED_POLICY, policy.version)
-    set_champion(REGISTERED_COST, version.version)
+        registry.set_champion(registry.REGISTERED_POLICY, policy.version)
+    registry.set_champion(registry.REGISTERED_COST, version.version)
     return replace(done, outcome=PromotionOutcome.PROMOTED, reason=reason, champion_now=version.uri)
 
 
@@ -201,10 +182,7 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
     comparison = promotion.comparison
     content = {
         "outcome": promotion.outcome.value,
-        "reason": promotion.reason,
-        "candidate": promotion.candidate,
-        "champion": promotion.champion,
-        "champion_now": promotion.champion_now,
+        **{name: getattr(promotion, name) for name in ("reason", "candidate", "champion", "champion_now")},
         "decision": None if promotion.decision is None else asdict(promotion.decision),
         "noise": None if comparison is None else asdict(comparison.noise),
         "hardware": None if comparison is None else comparison.measured[0].provenance.hardware,

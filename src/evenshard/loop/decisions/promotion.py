@@ -16,6 +16,7 @@ from statistics import fmean
 
 from evenshard.base.console import progress
 from evenshard.base.errors import InfeasibleTask
+from evenshard.base.messages import count_text
 from evenshard.base.process import one_thread
 from evenshard.loop.propose import measure_answers
 from evenshard.loop.sharder_comparison import Answer, Interval, ask
@@ -198,7 +199,10 @@ def _verdict(difference_pct: Interval, noise_pct: float, tolerance_pct: float) -
 def _conclusion(found: Decision, tolerance_pct: float) -> tuple[bool, str]:
     mean, high = found.difference_pct.mean, found.difference_pct.high
     if found.only_champion:
-        return False, f"it finds no placement for {_tasks(len(found.only_champion))} that the champion places"
+        return (
+            False,
+            f"it finds no placement for {count_text(len(found.only_champion), 'task')} that the champion places",
+        )
     if math.isnan(mean):
         return False, "no task was placed by both models"
     if found.verdict is Verdict.BETTER:
@@ -210,11 +214,7 @@ def _conclusion(found: Decision, tolerance_pct: float) -> tuple[bool, str]:
         return False, f"its placements may be slower by {may_be}; the tolerance is {tolerance_pct:g} %. Use more tasks"
     same, own, other = "its placements cost the same, and it", found.candidate_measured, found.champion_measured
     if found.only_candidate:
-        return True, f"{same} places {_tasks(len(found.only_candidate))} that the champion does not"
+        return True, f"{same} places {count_text(len(found.only_candidate), 'task')} that the champion does not"
     if own < other:
         return True, f"{same} learned from fewer placements ({own:,}; champion: {other:,})"
     return False, f"{same} did not learn from fewer placements ({own:,}; champion: {other:,})"
-
-
-def _tasks(count: int) -> str:
-    return "1 task" if count == 1 else f"{count} tasks"

@@ -11,6 +11,7 @@ no curves, because an all-gather or all-reduce over several hosts also uses the 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from contextlib import closing
@@ -29,15 +30,7 @@ from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
 from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE, TimeCollectives, TimeExchanges
 from evenshard.measure.fbgemm import resolve_device
-from evenshard.price.link_model import (
-    ALL_TO_ALL,
-    BANDWIDTHS,
-    BYTES_PER_VALUE,
-    COLLECTIVES,
-    Curve,
-    Link,
-    bus_factor,
-)
+from evenshard.price.link_model import ALL_TO_ALL, BANDWIDTHS, BYTES_PER_VALUE, COLLECTIVES, Curve, Link, bus_factor
 from evenshard.tables.reuse import FloatArray
 
 KB, MB = 1024, 1024**2  # bytes
@@ -128,10 +121,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
         raise BadInput(f"{size} processes run in all, {per_node} on this host. Start the same number on every host.")
     tiers = {out: EVERYONE}
     if two_tiers:
-        tiers = {
-            out.with_stem(f"{out.stem}_intra"): IN_NODE,
-            out.with_stem(f"{out.stem}_inter"): BETWEEN_NODES,
-        }
+        tiers = {out.with_stem(f"{out.stem}_intra"): IN_NODE, out.with_stem(f"{out.stem}_inter"): BETWEEN_NODES}
     fits = {}
     with closing(CollectiveHardware(config, resolve_device(config))) as hardware:
         for path, tier in tiers.items():
@@ -177,14 +167,10 @@ def _measure_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> 
     of_ranks = hardware.run_on_all(TimeCollectives(values, size), "calibrating the link")
     times_RCS = np.array(of_ranks).reshape(len(of_ranks), -1, len(values))
     buffers = size * BYTES_PER_VALUE * np.array(values, dtype=np.float64)  # bytes of the whole buffer
+    us_CRS = 1e3 * times_RCS.swapaxes(0, 1)
     return [
-        fit_curve(
-            name,
-            size,
-            np.tile(bus_factor(name, size) * buffers, len(times_RS)),
-            1e3 * times_RS.ravel(),  # us
-        )
-        for name, times_RS in zip(COLLECTIVES[1:], times_RCS.swapaxes(0, 1), strict=True)
+        fit_curve(name, size, np.tile(bus_factor(name, size) * buffers, len(us_RS)), us_RS.ravel())
+        for name, us_RS in zip(COLLECTIVES[1:], us_CRS, strict=True)
     ]
 
 
@@ -301,17 +287,11 @@ def write_link(link: Link, source: str, path: Path) -> None:
     content["source"] = link.source
     lines = yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True)
     for name in ("curves", "evidence"):
-        records = [
-            {key: _as_plain(value) for key, value in asdict(one).items() if key != "us_per_device" or value}
-            for one in getattr(link, name)
-        ]
-        if records:
+        of_link = [asdict(one) for one in getattr(link, name)]
+        kept = [{key: value for key, value in one.items() if key != "us_per_device" or value} for one in of_link]
+        if records := json.loads(json.dumps(kept)):  # YAML has no tuples
             lines += f"{name}:\n" + yaml.safe_dump(records, default_flow_style=None, sort_keys=False, width=200)
     write_text(path, lines)
-
-
-def _as_plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 # Curves ---------------------------------------------------------------------------------------------------------------

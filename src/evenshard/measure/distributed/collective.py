@@ -33,27 +33,9 @@ from evenshard.base.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.base.messages import reason_of
 from evenshard.base.process import ignore_sigterm, on_sigterm
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.distributed import jobs
+from evenshard.measure.distributed import ranks as process_group
 from evenshard.measure.distributed.exchange import Finding, Step, Worker, measure_alone
-from evenshard.measure.distributed.jobs import (
-    JOBS,
-    Kinds,
-    MeasurePlacement,
-    PlacementJob,
-    RankJob,
-    decode_answer,
-    decode_job,
-    encode_answer,
-    encode_job,
-)
-from evenshard.measure.distributed.ranks import (
-    INPUT_REFUSED,
-    MEASURING_FAILED,
-    PeerLost,
-    Ranks,
-    leave_group,
-    link_of,
-    transport_problem,
-)
 from evenshard.measure.fbgemm import kernel_provenance, resolve_device
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.placement import Placement
@@ -95,7 +77,7 @@ def _join(start_s: float) -> tuple[Store, int, int]:
 def _stop() -> None:
     """End a job on SIGTERM, which torchrun sends when a rank has died, in time to report the reason."""
     ignore_sigterm()
-    raise PeerLost("stopped by SIGTERM")
+    raise process_group.PeerLost("stopped by SIGTERM")
 
 
 def dismiss() -> None:
@@ -133,15 +115,17 @@ class CollectiveHardware:
         self._store.set("leader", OPENS)
         atexit.register(self.close)
         try:
-            self._worker = Worker(config, Ranks(self._store, 0, self._size, device, config.timeout_s))
-        except PeerLost as error:
+            self._worker = Worker(config, process_group.Ranks(self._store, 0, self._size, device, config.timeout_s))
+        except process_group.PeerLost as error:
             raise MeasurementFailed(self._describe_loss(error, "connecting")) from error
         self._in_step = True
         ranks = self._worker.ranks
-        if problem := transport_problem(config.expect_transport, ranks.backend, ranks.networks):
+        if problem := process_group.transport_problem(config.expect_transport, ranks.backend, ranks.networks):
             self.close()
             raise BadConfig(problem)
-        self.provenance = kernel_provenance(config, device, link_of(ranks.backend, ranks.networks), self._size)
+        self.provenance = kernel_provenance(
+            config, device, process_group.link_of(ranks.backend, ranks.networks), self._size
+        )
 
     @property
     def time_share(self) -> TimeShare:
@@ -161,7 +145,7 @@ class CollectiveHardware:
         if placement.num_devices == 1:
             return self._cost([measure_alone(self._worker, task, placement)], task.task_id)
         self._check_size(placement.num_devices, task.task_id)
-        job = MeasurePlacement(task.tables, task.machine, task.batch_size, placement.parts(task.tables))
+        job = jobs.MeasurePlacement(task.tables, task.machine, task.batch_size, placement.parts(task.tables))
         return self.measure_together(job, task.task_id)
 
     def _check_size(self, num_devices: int, what: str) -> None:
@@ -171,7 +155,7 @@ class CollectiveHardware:
                 f"--nproc-per-node {num_devices}."
             )
 
-    def measure_together(self, job: PlacementJob, what: str) -> PlacementCost:
+    def measure_together(self, job: jobs.PlacementJob, what: str) -> PlacementCost:
         """Measure a placement by a job that all ranks run at once; ``what`` names the placement in errors.
 
         Raises:
@@ -183,13 +167,13 @@ class CollectiveHardware:
 
     def _cost(self, findings: Sequence[Finding], what: str) -> PlacementCost:
         for rank, finding in enumerate(findings):
-            if finding.problem in (INPUT_REFUSED, MEASURING_FAILED):
-                kind = BadInput if finding.problem == INPUT_REFUSED else MeasurementFailed
+            if finding.problem in (process_group.INPUT_REFUSED, process_group.MEASURING_FAILED):
+                kind = BadInput if finding.problem == process_group.INPUT_REFUSED else MeasurementFailed
                 raise kind(f"rank {rank} cannot measure {what}: {finding.reason}")
         self._kernel_s += _kernel_s([finding.steps for finding in findings])
         return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
-    def run_on_all(self, job: RankJob, during: str) -> list[Any]:
+    def run_on_all(self, job: jobs.RankJob, during: str) -> list[Any]:
         """Run a job on all ranks at once and return their answers, by rank.
 
         ``during`` describes the job in error messages, such as "measuring train-003".
@@ -208,27 +192,27 @@ class CollectiveHardware:
         with on_sigterm(_stop):
             try:
                 self._publish_job(job)
-                answers = self._worker.ranks.gather(encode_answer(job.run(self._worker)))
-            except PeerLost as error:
+                answers = self._worker.ranks.gather(jobs.encode_answer(job.run(self._worker)))
+            except process_group.PeerLost as error:
                 raise MeasurementFailed(self._describe_loss(error, during)) from error
         self._in_step = True
         with suppress(RuntimeError):
             self._store.delete_key(f"job/{self._next_job - 1}")  # all ranks have answered the job, which may be large
         try:
-            return [decode_answer(answer, job) for answer in answers]
+            return [jobs.decode_answer(answer, job) for answer in answers]
         except ValueError as error:
             raise MeasurementFailed(f"a rank's answer is invalid while {during}: {error}. Start again.") from None
 
     def close(self) -> None:
         """Tell the other ranks to end, and free the device; idempotent."""
         atexit.unregister(self.close)
-        with suppress(PeerLost):
+        with suppress(process_group.PeerLost):
             self._publish_job(None)
             if self._in_step:
                 self._worker.ranks.agree()  # the store may end with this process, so wait until all ranks have read it
         if self._in_step:
             self._worker.close()
-        leave_group(orderly=self._in_step)  # wake ranks that wait for this rank in the middle of a job
+        process_group.leave_group(orderly=self._in_step)  # wake ranks that wait for this rank in the middle of a job
         with suppress(RuntimeError):
             self._store.set("asked", "")
         self._in_step = False
@@ -243,22 +227,22 @@ class CollectiveHardware:
                     f"rank {rank} of {self._size} did not connect within {seconds:g} s. Start every process with the "
                     f"same command."
                 ) from None
-            if self._store.get(f"here/{rank}").decode() != _encode_settings(self._config):
+            if self._store.get(f"here/{rank}").decode() != repr(self._config):
                 raise BadConfig(
                     f"rank {rank} has other measurement settings than rank 0. Start all processes with the same "
                     f"flags and params.yaml."
                 )
 
-    def _publish_job(self, job: RankJob | None) -> None:
+    def _publish_job(self, job: jobs.RankJob | None) -> None:
         try:
-            self._store.set(f"job/{self._next_job}", encode_job(job))
+            self._store.set(f"job/{self._next_job}", jobs.encode_job(job))
         except RuntimeError as error:
-            raise PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
+            raise process_group.PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
         self._next_job += 1
 
-    def _describe_loss(self, error: PeerLost, during: str) -> str:
+    def _describe_loss(self, error: process_group.PeerLost, during: str) -> str:
         ignore_sigterm()
-        leave_group(orderly=False)  # wake ranks that wait for this rank
+        process_group.leave_group(orderly=False)  # wake ranks that wait for this rank
         lost = list(range(1, self._size))
         deadline = time.monotonic() + _report_s(self._config)
         with suppress(RuntimeError):
@@ -304,7 +288,7 @@ def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
     return float(sum(slowest_ms)) / 1e3
 
 
-def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
+def serve(config: MeasureConfig, kinds: jobs.Kinds = jobs.JOBS) -> None:
     """Run the jobs of rank 0 on this rank until rank 0 closes the hardware; ``kinds`` are the accepted jobs, by name.
 
     Also returns when another rank is lost; rank 0 then reports it and sets the exit code.
@@ -317,41 +301,41 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
         return  # a device model runs in a single process
     device = resolve_device(config)
     store, rank, size = _join(PLANNING_S)
-    store.set(f"here/{rank}", _encode_settings(config))
+    store.set(f"here/{rank}", repr(config))
     try:
         if _read(store, "leader") == ENDS.encode():
             return
-        worker = Worker(config, Ranks(store, rank, size, device, config.timeout_s))
+        worker = Worker(config, process_group.Ranks(store, rank, size, device, config.timeout_s))
         number = 0
         while (job := _decode(_read(store, f"job/{number}"), number, kinds, rank, size)) is not None:
             with on_sigterm(_stop):  # only during a job: while it waits for a job, SIGTERM ends the process at once
-                worker.ranks.gather(encode_answer(job.run(worker)))
+                worker.ranks.gather(jobs.encode_answer(job.run(worker)))
             number += 1
         worker.ranks.agree()
         worker.close()
-        leave_group(orderly=True)
-    except PeerLost as error:
+        process_group.leave_group(orderly=True)
+    except process_group.PeerLost as error:
         ignore_sigterm()
-        leave_group(orderly=False)  # wake ranks that wait for this rank
+        process_group.leave_group(orderly=False)  # wake ranks that wait for this rank
         # Rank 0 may detect the loss later, and then waits ``_report_s`` itself.
         if not _is_leader_alive(store, rank, 4 * _report_s(config)):
             raise MeasurementFailed(
                 f"rank {rank}: rank 0 hung or died ({error}). Its output may contain the reason."
             ) from error
     finally:
-        leave_group(orderly=False)
+        process_group.leave_group(orderly=False)
 
 
 def _read(store: Store, key: str) -> bytes:
     try:
         return store.get(key)
     except RuntimeError as error:
-        raise PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
+        raise process_group.PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
 
 
-def _decode(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> RankJob | None:
+def _decode(content: bytes, number: int, kinds: jobs.Kinds, rank: int, size: int) -> jobs.RankJob | None:
     try:
-        return decode_job(content, kinds, size)
+        return jobs.decode_job(content, kinds, size)
     except ValueError as error:
         raise MeasurementFailed(
             f"rank {rank}: job {number} in the store of torchrun is not valid ({reason_of(error)}). Block other "
@@ -375,7 +359,3 @@ def _is_leader_alive(store: Store, rank: int, seconds: float) -> bool:
 
 def _report_s(config: MeasureConfig) -> float:
     return min(config.timeout_s, MAX_REPORT_S)
-
-
-def _encode_settings(config: MeasureConfig) -> str:
-    return repr(config)

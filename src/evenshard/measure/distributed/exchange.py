@@ -16,27 +16,18 @@ Letters in array names: B samples of the global batch, D sum of the embedding di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from evenshard.base.errors import BadInput, MeasurementFailed
 from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.distributed.ranks import (
-    FINE,
-    INPUT_REFUSED,
-    MEASURING_FAILED,
-    PeerLost,
-    PeerStopped,
-    Ranks,
-    Splits,
-    compute_splits,
-)
+from evenshard.measure.distributed import ranks as process_group
 from evenshard.measure.fbgemm import LoadedShard, OutOfDeviceMemory, ShardKernels
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -54,9 +45,9 @@ class Exchange:
     ``gradient`` has the same layout.
     """
 
-    def __init__(self, ranks: Ranks, splits: Splits) -> None:
+    def __init__(self, ranks: process_group.Ranks, splits: process_group.Splits) -> None:
         self._ranks, self._forth = ranks, splits
-        self._back = Splits(sent=splits.received, received=splits.sent)
+        self._back = process_group.Splits(sent=splits.received, received=splits.sent)
         self.received = torch.empty(sum(splits.received), device=ranks.device)
         self.gradient = torch.full_like(self.received, GRADIENT)
 
@@ -86,14 +77,14 @@ class Finding:
     """Result of one rank: the times of its steps, or a problem."""
 
     steps: tuple[Step, ...] = ()  # including warm-up
-    problem: str = FINE  # one of ``PROBLEMS``
+    problem: str = process_group.FINE  # one of ``PROBLEMS``
     reason: str = ""  # of the problem, for the user
 
 
 class Worker:
     """Settings, connected ranks and kernels of one process, which keeps them between jobs."""
 
-    def __init__(self, config: MeasureConfig, ranks: Ranks) -> None:
+    def __init__(self, config: MeasureConfig, ranks: process_group.Ranks) -> None:
         self.config, self.ranks = config, ranks
 
     @cached_property
@@ -140,10 +131,10 @@ def run_together(worker: Worker, steps: Callable[[], tuple[Step, ...]]) -> tuple
     """Run steps on all ranks; return this rank's finding and the worst problem of any rank."""
     try:
         finding = try_steps(steps)
-    except PeerStopped as stopped:
+    except process_group.PeerStopped as stopped:
         return Finding(), stopped.problem
-    if finding.problem == FINE:
-        return finding, FINE
+    if finding.problem == process_group.FINE:
+        return finding, process_group.FINE
     return finding, worker.ranks.agree(finding.problem)
 
 
@@ -153,22 +144,22 @@ def try_steps(run: Callable[[], tuple[Step, ...]]) -> Finding:
         return Finding(run())
     except OutOfDeviceMemory:
         return Finding(problem=OUT_OF_MEMORY)
-    except PeerLost:
+    except process_group.PeerLost:
         raise
     except BadInput as error:
-        return Finding(problem=INPUT_REFUSED, reason=str(error))
+        return Finding(problem=process_group.INPUT_REFUSED, reason=str(error))
     except MeasurementFailed as error:
-        return Finding(problem=MEASURING_FAILED, reason=str(error))
+        return Finding(problem=process_group.MEASURING_FAILED, reason=str(error))
 
 
 def _run_steps(worker: Worker, task: ShardingTask, placement: Placement, together: bool) -> tuple[Step, ...]:
     shards = placement.shards_of(task.tables)
     ranks, own = worker.ranks, shards[worker.ranks.rank]
-    with _load_shard(worker, own, task.batch_size) as loaded:
+    with worker.kernels.load_shard(own, task.batch_size) if own else nullcontext() as loaded:
         exchange = None
         if together:
             dims = [sum(table.embedding_dim for table in shard) for shard in shards]
-            exchange = Exchange(ranks, compute_splits(dims, task.batch_size, ranks.rank))
+            exchange = Exchange(ranks, process_group.compute_splits(dims, task.batch_size, ranks.rank))
         steps = tuple(
             _run_step(worker, loaded, exchange, number)
             for number in range(worker.config.warmup + worker.config.repeats)
@@ -176,10 +167,6 @@ def _run_steps(worker: Worker, task: ShardingTask, placement: Placement, togethe
         if together:
             ranks.barrier()  # a rank may have failed in its last backward
         return steps
-
-
-def _load_shard(worker: Worker, shard: Sequence[Any], batch_size: int) -> AbstractContextManager[LoadedShard | None]:
-    return worker.kernels.load_shard(shard, batch_size) if shard else nullcontext()
 
 
 def _run_step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None, number: int) -> Step:

@@ -42,11 +42,9 @@ class RankJob(Protocol):
 
     def check(self, num_ranks: int) -> None:
         """Raise ValueError if this number of ranks cannot run the job."""
-        ...
 
     def run(self, worker: Worker) -> Any:
         """Run this rank's part, in step with the other ranks."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from evenshard.price.device_model import KERNELS
 WEIGHTS_GRADIENT = "weights_gradient"
 TRACED_KERNELS = (*KERNELS, WEIGHTS_GRADIENT)
 
-# ``optimizer`` of a module with data_parallel tables, whose weights a dense optimizer updates.
-DENSE = "dense"
+DENSE = "dense"  # ``optimizer`` of a module with data_parallel tables, whose weights a dense optimizer updates
 
 _BOUNDS_CHECK = re.compile(r"fbgemm::bounds_check_indices")
 _FORWARD = re.compile(r"fbgemm::(?:split|ssd|(dense))_embedding_(?:nobag_)?codegen_lookup_(?:(\w+)_)?function(?:_\w+)?")
@@ -116,7 +115,7 @@ def _call(
     by_class: list[tuple[str, GpuWork]] = [
         *(("bounds_check", kernel) for kernel in checking if "bounds_check" in kernel.name),
         *(("lookup", kernel) for kernel in looking_up),
-        *((_class_of(kernel.name), kernel) for kernel in updating),
+        *((next((kind for form, kind in _CLASS_OF_KERNEL if form.search(one.name)), "index"), one) for one in updating),
     ]
     for kind, kernel in by_class:
         times = kernels.setdefault(kind, {})
@@ -141,10 +140,6 @@ def _call(
         forward_host_us=lookup.duration_us + (check.duration_us if check else 0.0),
         backward_host_us=backward.duration_us if backward else 0.0,
     )
-
-
-def _class_of(kernel: str) -> str:
-    return next((kind for pattern, kind in _CLASS_OF_KERNEL if pattern.search(kernel)), "index")
 
 
 def _span(work: Sequence[GpuWork]) -> float:

@@ -24,8 +24,7 @@ from evenshard.base.messages import reason_of
 
 HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --help` shows"
 
-# Largest size of one trace as JSON; ten steps take 30 to 100 MB.
-MAX_TRACE_BYTES = 4 * 2**30
+MAX_TRACE_BYTES = 4 * 2**30  # largest size of one trace as JSON; ten steps take 30 to 100 MB
 # Categories of events, in lower case; their names differ between versions of torch.
 _OPS = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}

@@ -41,8 +41,7 @@ from evenshard.price.step_time import round_for_sorting
 # The fullest device determines the time of averaging weights over groups. If it holds more than UNEVEN_GROUP times the
 # mean, a placement with at most EVEN times the mean is tried, too.
 UNEVEN_GROUP, EVEN = 1.2, 1.1
-# Share of a step that averaging must take for this second search, which doubles the search time.
-WORTH_EVENING = 0.02
+WORTH_EVENING = 0.02  # share of a step that averaging must take for this second search, which doubles the search time
 
 
 # Function that places the tables on the devices of one group, optionally with another memory cap.
@@ -220,8 +219,7 @@ def _even_caps(answer: PlacementAnswer) -> dict[str, float]:
     return {"memory_cap_gb": bytes_to_gb(cap), "reserved_gb": bytes_to_gb(reserved)}
 
 
-# Version of the JSON's keys.
-WHAT_IF_VERSION = 1
+WHAT_IF_VERSION = 1  # version of the JSON's keys
 # Weight of a step's milliseconds in a comparison, such as 1 / batch size for throughput or cost per ms for prices.
 StepWeight = Callable[[WhatIfOption], float]
 
@@ -321,27 +319,21 @@ class WhatIfAnswer:
         """Return the answer as a JSON record."""
         asked, prices = self.question, self.prices
         number = {id(one): at for at, one in enumerate(self.options)}
+
+        def best_record(best: Best | None) -> dict[str, Any] | None:
+            others = [] if best is None else [number[id(one)] for one in best.equals]
+            return None if best is None else {"option": number[id(best.option)], "not_separable": others}
+
         return {
             "schema_version": WHAT_IF_VERSION,
-            "batch_size": asked.batch_size,
-            "batch_per_device": asked.batch_per_device,
+            **{name: getattr(asked, name) for name in ("batch_size", "batch_per_device")},
             "dense_ms": self.dense_ms,
-            "dense_batch": asked.dense_batch,
-            "overlap": asked.overlap,
-            "sync_every": asked.sync_every,
-            "max_step_ms": asked.max_step_ms,
+            **{name: getattr(asked, name) for name in ("dense_batch", "overlap", "sync_every", "max_step_ms")},
             "cost_is_of_samples": SAMPLES_OF_COST,
             "currency": None if prices is None else prices.currency,
             "price_note": None if prices is None else prices.note,
             "options": [_option_record(one) for one in self.options],
-            **{
-                name: None if best is None else _best_record(best, number)
-                for name, best in (
-                    ("fastest", self.fastest),
-                    ("cheapest", self.cheapest),
-                    ("cheapest_in_time", self.cheapest_in_time),
-                )
-            },
+            **{name: best_record(getattr(self, name)) for name in ("fastest", "cheapest", "cheapest_in_time")},
         }
 
 
@@ -350,27 +342,16 @@ def save_what_if(found: WhatIfAnswer, path: str | Path) -> None:
     write_text(path, json.dumps(found.record(), indent=1, allow_nan=False) + "\n")
 
 
-def _best_record(best: Best, number: Mapping[int, int]) -> dict[str, Any]:
-    return {"option": number[id(best.option)], "not_separable": [number[id(one)] for one in best.equals]}
+_OF_MACHINE = ("num_devices", "num_nodes", "devices_per_node", "nodes_per_domain", "intra", "inter")
+_OF_OPTION = ("batch_size", "group_size", "layout", "memory_cap_gb", "price_per_hour", "fits", "problem")
 
 
 def _option_record(one: WhatIfOption) -> dict[str, Any]:
     record: dict[str, Any] = {
         "hardware": one.hardware,
         "times": measured_or_simulated(one.hardware),
-        "num_devices": one.num_devices,
-        "num_nodes": one.machine.num_nodes,
-        "devices_per_node": one.machine.devices_per_node,
-        "nodes_per_domain": one.machine.nodes_per_domain,
-        "intra": one.machine.intra,
-        "inter": one.machine.inter,
-        "batch_size": one.batch_size,
-        "group_size": one.group_size,
-        "layout": one.layout,
-        "memory_cap_gb": one.memory_cap_gb,
-        "price_per_hour": one.price_per_hour,
-        "fits": one.fits,
-        "problem": one.problem,
+        **{name: getattr(one.machine, name) for name in _OF_MACHINE},
+        **{name: getattr(one, name) for name in _OF_OPTION},
     }
     if one.answer is None:
         return record

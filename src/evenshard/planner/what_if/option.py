@@ -15,8 +15,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.price.hardware import HardwareName
 from evenshard.price.step import step_shares_ms
 
-# Costs are per 10**9 samples, so that they are numbers of a few digits.
-SAMPLES_OF_COST = 10**9
+SAMPLES_OF_COST = 10**9  # costs are per 10**9 samples, so that they are numbers of a few digits
 
 
 @dataclass(frozen=True)

@@ -33,20 +33,13 @@ from evenshard.version import __version__
 
 # Baselines that may cut tables, as named in a sentence.
 _IN_WORDS = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "the best rule of thumb"}
-# Most devices that are drawn as rows with numbers; more become columns.
-_MAX_ROWS = 32
-# Tables that are listed at first; more are collapsed.
-MAX_OPEN = 40
-# Numbers of costliest tables to list: of the slowest device, and of all devices.
-_NUM_SLOWEST, NUM_COSTLIEST = 8, 10
-# Most cut tables that have their own line, and most parts that a line draws.
-MAX_CUT_ROWS, MAX_STRIP = 100, 16
-# Least width of a bar's segment that shows its number.
-_LABELLED_PCT = 7.0
-# Most tables with slow caches that are named, slowest first.
-_MAX_SLOW_CACHES = 5
-# Tables that an assumption names.
-_LISTED = 12
+_MAX_ROWS = 32  # most devices that are drawn as rows with numbers; more become columns
+MAX_OPEN = 40  # tables that are listed at first; more are collapsed
+_NUM_SLOWEST, NUM_COSTLIEST = 8, 10  # numbers of costliest tables to list: of the slowest device, and of all devices
+MAX_CUT_ROWS, MAX_STRIP = 100, 16  # most cut tables that have their own line, and most parts that a line draws
+_LABELLED_PCT = 7.0  # least width of a bar's segment that shows its number
+_MAX_SLOW_CACHES = 5  # most tables with slow caches that are named, slowest first
+_LISTED = 12  # tables that an assumption names
 
 
 def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:
@@ -258,12 +251,9 @@ def frame(answer: PlacementAnswer) -> str:
 # Axes and bars --------------------------------------------------------------------------------------------------------
 
 NUM_TICKS = 5
-# Length of an axis, relative to the longest bar, which ends before the axis does.
-HEADROOM = 1.02
-# Components of memory by the number of their color.
-MEMORY_KINDS = tuple(DEVICE_COMPONENTS)
-# Share of all memory up to which a peak above the components is not drawn.
-LEAST_PEAK = 0.005
+HEADROOM = 1.02  # length of an axis, relative to the longest bar, which ends before the axis does
+MEMORY_KINDS = tuple(DEVICE_COMPONENTS)  # components of memory by the number of their color
+LEAST_PEAK = 0.005  # share of all memory up to which a peak above the components is not drawn
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,7 @@ class ShardTensors:
         for row, (tables, _) in enumerate(shards):
             holds_SP[row, torch.tensor(tables)] = 1.0
         return ShardTensors(
-            features_PF=features_PF,
-            holds_SP=holds_SP,
-            cost_S=torch.tensor([cost_ms for _, cost_ms in shards]),
+            features_PF=features_PF, holds_SP=holds_SP, cost_S=torch.tensor([cost_ms for _, cost_ms in shards])
         )
 
 
@@ -106,13 +104,6 @@ def fit_autoshard_net(
     return fit_minibatches(loss_of, len(data.cost_S), optimizer, config, generator, track, falls_to_zero=True)
 
 
-def _sharder(
-    cost_net: AutoShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer, num_rollouts: int
-) -> AutoShardSharder:
-    """Build a sharder, which returns the most probable placement, as published; ``num_rollouts`` has no effect."""
-    return AutoShardSharder(cost_net, policy, normalizer)
-
-
 SHARDER = LearnedSharder(
     AutoShardSharder.name,
     AutoShardCostNet,
@@ -121,6 +112,7 @@ SHARDER = LearnedSharder(
     examples=select_shards,
     fit_round=cost_net_round,
     train_round=policy_round,
-    sharder=_sharder,
+    # It returns the most probable placement, as published; the number of rollouts has no effect.
+    sharder=lambda cost_net, policy, normalizer, num_rollouts: AutoShardSharder(cost_net, policy, normalizer),
     objective="reward",
 )

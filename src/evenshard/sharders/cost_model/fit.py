@@ -52,9 +52,7 @@ class CostModelFitConfig:
     num_updates: int = knob(1000, "gradient steps", range=COUNT)
     minibatch_size: int = knob(128, "devices per step", range=COUNT)
     learning_rate: float = knob(
-        0.01,
-        "learning rate of Adam after the warm-up; it then falls to 0",
-        range=Range(0, 1e38, above=True),
+        0.01, "learning rate of Adam after the warm-up; it then falls to 0", range=Range(0, 1e38, above=True)
     )
     across_batches: bool = knob(False, "True for costs with several batch sizes; see EnsembleSizes.across_batches")
     seed: int = knob(0, "seed of initial weights, held-out parts and minibatches")
@@ -118,9 +116,7 @@ class DeviceRows:
 
 @one_thread()
 def fit_cost_model(
-    measured: Sequence[MeasuredPlacement],
-    config: CostModelFitConfig,
-    track: Callable[[range], Iterable[int]] = iter,
+    measured: Sequence[MeasuredPlacement], config: CostModelFitConfig, track: Callable[[range], Iterable[int]] = iter
 ) -> tuple[CostModel, CostModelFitMetrics]:
     """Fit a cost model to measured placements and single shards.
 

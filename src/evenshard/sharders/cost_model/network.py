@@ -55,8 +55,7 @@ def additive_work_TA(tables: Sequence[Table], batch_size: int) -> FloatArray:
     bits_T = np.array([table.weight_bits for table in tables], dtype=np.float64)
     lookups_T = np.array([table.pooling_factor for table in tables], dtype=np.float64) * batch_size
     bins_TK = raw_features_TF(tables, batch_size)[:, -NUM_REUSE_BINS:]
-    # histograms in files may add up to 0.999
-    bins_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)
+    bins_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)  # histograms in files may add up to 0.999
     uniques_T = np.minimum(lookups_T / mean_counts(bins_TK, lookups_T), rows_T)
     row_bytes_T = _whole_sectors(dims_T * bits_T / 8)
     columns = {

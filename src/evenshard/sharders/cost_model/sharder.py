@@ -57,10 +57,7 @@ class EvenshardSharder:
     name = "evenshard"
 
     def __init__(
-        self,
-        model: CostModel,
-        policy: TrainedSharder | None = None,
-        config: SearchConfig | None = None,
+        self, model: CostModel, policy: TrainedSharder | None = None, config: SearchConfig | None = None
     ) -> None:
         self.model = model
         self._policy = policy

@@ -36,15 +36,12 @@ class CostNet(Protocol):
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Compute table representations, [P, H], from normalised features [P, F]."""
-        ...
 
     def device_costs(self, sums: torch.Tensor) -> torch.Tensor:
         """Predict costs of devices in ms, [..., C], from summed representations [..., H]."""
-        ...
 
     def overall_cost(self, sums_BDH: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:
         """Predict the overall cost in ms, [B]."""
-        ...
 
 
 class Policy(Protocol):
@@ -52,11 +49,9 @@ class Policy(Protocol):
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Compute table representations, [P, H], from normalised features [P, F]."""
-        ...
 
     def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
         """Compute one logit per device, [...], from summed representations [..., H] and predicted costs [..., C]."""
-        ...
 
 
 @dataclass(frozen=True)

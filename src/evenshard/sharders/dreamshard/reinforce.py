@@ -13,23 +13,9 @@ import torch
 from evenshard.base.knobs import knob
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.checkpoint import Checkpoint, Round
-from evenshard.sharders.dreamshard.env import (
-    CostNet,
-    EpisodeBatch,
-    Episodes,
-    Policy,
-    choose_sampled,
-    replay_logits_BTD,
-    rollout,
-)
+from evenshard.sharders.dreamshard import env
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy, lean_cost_net, lean_policy
-from evenshard.sharders.training import (
-    Track,
-    descend,
-    entropy,
-    set_learning_rate,
-    standardise_B,
-)
+from evenshard.sharders.training import Track, descend, entropy, set_learning_rate, standardise_B
 
 
 @dataclass(frozen=True)
@@ -63,17 +49,17 @@ def policy_round(
     """
     if checkpoint.is_new:
         checkpoint.net.cost_scale_ms.copy_(cost_net.cost_scale_ms)
-    episodes = [EpisodeBatch.of([task], checkpoint.normalizer) for task in tasks]
+    episodes = [env.EpisodeBatch.of([task], checkpoint.normalizer) for task in tasks]
     config = replace(config, learning_rate=of_round.decay(config.learning_rate))
     history = train_policy(checkpoint.net, checkpoint.optimizer, cost_net, episodes, config, generator, track)
     return replace(checkpoint, round=of_round.number), history
 
 
 def train_policy(
-    policy: Policy,
+    policy: env.Policy,
     optimizer: torch.optim.Optimizer,
-    cost_net: CostNet,
-    tasks: Sequence[EpisodeBatch],
+    cost_net: env.CostNet,
+    tasks: Sequence[env.EpisodeBatch],
     config: ReinforceConfig,
     generator: torch.Generator,
     track: Track = iter,
@@ -92,7 +78,7 @@ def train_policy(
     for _ in track(range(config.num_updates)):
         task = tasks[int(torch.randint(len(tasks), (), generator=generator))]
         batch = task.repeat(config.num_episodes)
-        episodes = rollout(batch, cost_net, lean_policy(policy), choose_sampled(generator))
+        episodes = env.rollout(batch, cost_net, lean_policy(policy), env.choose_sampled(generator))
         finished_B = episodes.finished_B
         if finished_B.any():
             descend(optimizer, reinforce_loss(batch, episodes, policy, config.entropy_weight))
@@ -100,13 +86,15 @@ def train_policy(
     return history
 
 
-def reinforce_loss(batch: EpisodeBatch, episodes: Episodes, policy: Policy, entropy_weight: float) -> torch.Tensor:
+def reinforce_loss(
+    batch: env.EpisodeBatch, episodes: env.Episodes, policy: env.Policy, entropy_weight: float
+) -> torch.Tensor:
     """Compute the REINFORCE loss with standardised returns and an entropy bonus, over the finished episodes.
 
     Log-probabilities are over the devices that were legal at each step.
     """
     finished_B = episodes.finished_B
-    log_probs_BTD = replay_logits_BTD(batch, episodes, policy).log_softmax(dim=-1)
+    log_probs_BTD = env.replay_logits_BTD(batch, episodes, policy).log_softmax(dim=-1)
     chosen_BT = log_probs_BTD.gather(-1, episodes.device_BT[..., None]).squeeze(-1)
     advantage_B = torch.zeros_like(episodes.predicted_ms_B)
     # The only reward, given at the end, is minus the predicted overall cost (DreamShard, section 3.3).

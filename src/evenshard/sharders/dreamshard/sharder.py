@@ -18,15 +18,7 @@ from evenshard.base.messages import cut
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import no_placement_error, require_feasible
-from evenshard.sharders.dreamshard.env import (
-    NUM_COSTS,
-    CostNet,
-    EpisodeBatch,
-    Policy,
-    choose_best,
-    choose_sampled,
-    rollout,
-)
+from evenshard.sharders.dreamshard import env
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import REPRESENTATION_SIZE, TableNetwork, linear_layers, mlp
 
@@ -71,7 +63,7 @@ class DreamShardPolicy(TableNetwork):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cost_mlp = nn.Sequential(mlp(NUM_COSTS, 64, REPRESENTATION_SIZE), nn.ReLU())
+        self.cost_mlp = nn.Sequential(mlp(env.NUM_COSTS, 64, REPRESENTATION_SIZE), nn.ReLU())
         self.device_head = nn.Linear(2 * REPRESENTATION_SIZE, 1)
 
     def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
@@ -84,12 +76,12 @@ class DreamShardPolicy(TableNetwork):
 # Variants of the networks for a rollout, without gradients and with fewer calls, whose overhead dominates the time.
 
 
-def lean_cost_net(model: CostNet) -> CostNet:
+def lean_cost_net(model: env.CostNet) -> env.CostNet:
     """Return a faster equivalent of DreamShard's cost network; any other network unchanged."""
     return _LeanCostNet(model) if isinstance(model, DreamShardCostNet) else model
 
 
-def lean_policy(policy: Policy) -> Policy:
+def lean_policy(policy: env.Policy) -> env.Policy:
     """Return a faster equivalent of DreamShard's policy; any other policy unchanged."""
     return _LeanPolicy(policy) if isinstance(policy, DreamShardPolicy) else policy
 
@@ -136,7 +128,9 @@ class DreamShardSharder:
 
     name = "dreamshard"
 
-    def __init__(self, cost_net: CostNet, policy: Policy, normalizer: FeatureNormalizer, num_rollouts: int = 0) -> None:
+    def __init__(
+        self, cost_net: env.CostNet, policy: env.Policy, normalizer: FeatureNormalizer, num_rollouts: int = 0
+    ) -> None:
         self._cost_net = cost_net
         self._policy = policy
         self._normalizer = normalizer
@@ -149,14 +143,14 @@ class DreamShardSharder:
             InfeasibleTask: if no rollout fits in memory, or the best one breaks another rule, which the policy ignores.
         """
         require_feasible(task)
-        batch = EpisodeBatch.of([task], self._normalizer)
+        batch = env.EpisodeBatch.of([task], self._normalizer)
         cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)
-        greedy = rollout(batch, cost_net, policy, choose_best)
+        greedy = env.rollout(batch, cost_net, policy, env.choose_best)
         num_rollouts = self._num_rollouts if greedy.finished_B[0] else max(self._num_rollouts, RESCUE_ROLLOUTS)
         best, episode = greedy, 0
         if num_rollouts:
-            choose = choose_sampled(torch.Generator().manual_seed(0))
-            sampled = rollout(batch.repeat(num_rollouts), cost_net, policy, choose)
+            choose = env.choose_sampled(torch.Generator().manual_seed(0))
+            sampled = env.rollout(batch.repeat(num_rollouts), cost_net, policy, choose)
             lowest = int(sampled.predicted_ms_B.argmin())
             if sampled.predicted_ms_B[lowest] < greedy.predicted_ms_B[0]:
                 best, episode = sampled, lowest
@@ -169,9 +163,9 @@ class DreamShardSharder:
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """Sample one placement per task, for exploration; None if a table fit on no device."""
         alike = all(task is tasks[0] for task in tasks)  # encode a task once even if it is sampled many times
-        batch = EpisodeBatch.of(tasks[:1] if alike else tasks, self._normalizer).repeat(len(tasks) if alike else 1)
+        batch = env.EpisodeBatch.of(tasks[:1] if alike else tasks, self._normalizer).repeat(len(tasks) if alike else 1)
         cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)
-        episodes = rollout(batch, cost_net, policy, choose_sampled(generator))
+        episodes = env.rollout(batch, cost_net, policy, env.choose_sampled(generator))
         return [
             episodes.placement(number, task) if episodes.finished_B[number] else None
             for number, task in enumerate(tasks)

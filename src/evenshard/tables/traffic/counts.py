@@ -31,19 +31,15 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, reuse_bins_of_cou
 from evenshard.tables.table import LOAD_FACTORS
 from evenshard.tables.traffic.sample import Block, IntArray
 
-# Pending lookups of one table above which they are replaced by distinct rows and their counts.
-COMPACT_AT = 1 << 20
+COMPACT_AT = 1 << 20  # pending lookups of one table above which they are replaced by distinct rows and their counts
 # Row ranges ("runs") of a table. 256 are fine enough for row-wise shards on 128 devices; they are stored in the file.
 MAX_RUNS = 256
-# Runs of a table with an unknown number of rows; a power of two, because pairs of them are merged.
-FIRST_RUNS = 2048
-# Tracked rows of all tables together: 64 MiB, and half as much for pending counts.
-REMEMBERED_ROWS = 1 << 22
+FIRST_RUNS = 2048  # runs of a table with an unknown number of rows; a power of two, because pairs of them are merged
+REMEMBERED_ROWS = 1 << 22  # tracked rows of all tables together: 64 MiB, and half as much for pending counts
 # Most and fewest tracked rows of one table.
 MAX_REMEMBERED, MIN_REMEMBERED = 1 << 16, 1 << 10
 ROWS_AT_A_TIME = 1 << 17  # rows whose hashes are computed per step, to limit memory
-# An interval counts if at least 1 in this many batches has so many earlier batches.
-LAST_BATCHES = 8
+LAST_BATCHES = 8  # an interval counts if at least 1 in this many batches has so many earlier batches
 
 
 class RowRuns:

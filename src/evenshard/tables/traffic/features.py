@@ -36,18 +36,12 @@ def classify_column(name: str, only_0_and_1: bool) -> str | None:
 
 @dataclass(frozen=True)
 class Features:
-    """A ``Sample`` that is restricted to feature columns.
-
-    Attributes:
-        column_of: column of each feature.
-        left_out: reason for each ignored column.
-        missed: columns that the user maps but the sample lacks.
-    """
+    """A ``Sample`` that is restricted to feature columns."""
 
     sample: Sample
-    column_of: Mapping[str, str]
-    left_out: Mapping[str, str]
-    missed: tuple[str, ...] = ()
+    column_of: Mapping[str, str]  # column of each feature
+    left_out: Mapping[str, str]  # reason for each ignored column
+    missed: tuple[str, ...] = ()  # columns that the user maps but the sample lacks
 
     @property
     def names(self) -> tuple[str, ...]:

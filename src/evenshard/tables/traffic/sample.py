@@ -68,12 +68,10 @@ class Sample(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """Return the tables, in the order of the first file."""
-        ...
 
     @property
     def non_features(self) -> Mapping[str, str]:
         """Return the kind of each column that does not look like a feature: dense, label or time."""
-        ...
 
     def survey(self, names: Sequence[str]) -> Survey:
         """Return the sizes of all files without reading their lookups.
@@ -81,7 +79,6 @@ class Sample(Protocol):
         Raises:
             BadFile: if a file is damaged or has other tables than the first file, or a named table has a wrong type.
         """
-        ...
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
         """Yield the samples of a part, in order, in blocks of at most ``max_samples``, with the named tables only.
@@ -89,7 +86,6 @@ class Sample(Protocol):
         Raises:
             BadFile: if the part is damaged or its values contradict each other.
         """
-        ...
 
 
 def check_same_tables(path: Path, names: Sequence[str], expected: Sequence[str], first: Path) -> None:

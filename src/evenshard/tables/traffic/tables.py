@@ -30,8 +30,7 @@ from evenshard.tables.traffic.counts import TableCounts, WindowedCounts, rows_to
 from evenshard.tables.traffic.features import pick_features
 from evenshard.tables.traffic.sample import Sample, Survey, TorchSample
 
-# Expected lookups of one window for a group of tables: 128 MiB.
-GROUP_LOOKUPS = 1 << 24
+GROUP_LOOKUPS = 1 << 24  # expected lookups of one window for a group of tables: 128 MiB
 # Expected sum of lookups and samples per block: 16 MiB of row numbers.
 BLOCK_LOOKUPS = 1 << 21
 _KINDS = "Give a folder of .parquet files or of .pt files, or one .parquet, .pt or .pt.gz file."
@@ -81,10 +80,7 @@ def tables_from_traffic(
         for table in tables:
             seen = counts[table.name].largest_row >= 0
             text = f"{table.num_rows}, the largest index seen + 1" if seen else "1, since no row was looked up"
-            assumptions += [
-                Assumption(table.name, "num_rows", text),
-                assume_weight_bits(table.name, table.weight_bits),
-            ]
+            assumptions += [Assumption(table.name, "num_rows", text), assume_weight_bits(table.name, table.weight_bits)]
     filled = [
         _fill_figures(table, counts.get(table.name), survey.num_samples, batch_size, assumptions) for table in tables
     ]

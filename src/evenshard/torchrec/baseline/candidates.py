@@ -16,14 +16,7 @@ from evenshard.planner.answer import BY_MODEL, BY_RATING, DEFAULT_PLAN, Baseline
 from evenshard.planner.baselines import FULL_SPACE, Candidate, find_violation
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.step import PartCosts
-from evenshard.torchrec.baseline.topology import (
-    DEFAULT_SETTING,
-    OFFLOAD_SETTINGS,
-    SETTINGS,
-    bandwidths_of,
-    machine_bandwidths,
-    require_torchrec,
-)
+from evenshard.torchrec.baseline import topology
 
 if TYPE_CHECKING:  # TorchRec takes seconds to import
     from evenshard.torchrec.baseline.sharder import TorchRecPlanner, TorchRecSharder
@@ -34,18 +27,18 @@ _TIMEOUT_S = 5
 
 def torchrec_sharder(hardware: str, link: str, sort_by: Literal["storage", "perf"]) -> TorchRecSharder:
     """Return TorchRec's planner, restricted to whole tables, for this hardware and link."""
-    require_torchrec()
+    topology.require_torchrec()
     from evenshard.torchrec.baseline.sharder import TorchRecSharder
 
-    return TorchRecSharder(partial(bandwidths_of, hardware, link), sort_by)
+    return TorchRecSharder(partial(topology.bandwidths_of, hardware, link), sort_by)
 
 
 def torchrec_planner(hardware: str, link: str) -> Callable[[ShardingTask], TorchRecPlanner]:
     """Return a function that builds TorchRec's planner for a task, with every sharding type."""
-    require_torchrec()
+    topology.require_torchrec()
     from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 
-    return lambda task: TorchRecPlanner(task, bandwidths_of(hardware, link, task.machine))
+    return lambda task: TorchRecPlanner(task, topology.bandwidths_of(hardware, link, task.machine))
 
 
 def torchrec_candidates(request: PlacementRequest, costs: PartCosts) -> Iterator[Candidate]:
@@ -54,22 +47,25 @@ def torchrec_candidates(request: PlacementRequest, costs: PartCosts) -> Iterator
     Raises:
         InfeasibleTask: if TorchRec finds no plan.
     """
-    require_torchrec()
+    topology.require_torchrec()
     from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 
     task = request.task()
-    bandwidths = machine_bandwidths(request.hardware, request.nodes, costs.links)
+    bandwidths = topology.machine_bandwidths(request.hardware, request.nodes, costs.links)
     # The default plan has no timeout, as in TorchRec.
     patient, planner = (TorchRecPlanner(task, bandwidths, timeout_s) for timeout_s in (None, _TIMEOUT_S))
-    plans, num_settings = [*patient.plans(SETTINGS[:1]), *planner.plans(SETTINGS[1:])], len(SETTINGS)
+    plans, num_settings = (
+        [*patient.plans(topology.SETTINGS[:1]), *planner.plans(topology.SETTINGS[1:])],
+        len(topology.SETTINGS),
+    )
     if not plans and task.may_offload:
-        plans, num_settings = [*planner.plans(OFFLOAD_SETTINGS)], num_settings + len(OFFLOAD_SETTINGS)
+        plans, num_settings = [*planner.plans(topology.OFFLOAD_SETTINGS)], num_settings + len(topology.OFFLOAD_SETTINGS)
     if not plans:
         raise InfeasibleTask(f"TorchRec's planner found no plan in any of {num_settings} settings")
-    default = next((plan for plan in plans if plan.setting == DEFAULT_SETTING), None)
+    default = next((plan for plan in plans if plan.setting == topology.DEFAULT_SETTING), None)
     if default is None:
         note = "TorchRec's planner with its defaults found no plan"
-        yield Baseline(FULL_SPACE, None, None, note, str(DEFAULT_SETTING), chosen=DEFAULT_PLAN), None
+        yield Baseline(FULL_SPACE, None, None, note, str(topology.DEFAULT_SETTING), chosen=DEFAULT_PLAN), None
     else:
         yield Baseline(FULL_SPACE, None, setting=str(default.setting), chosen=DEFAULT_PLAN), default.parts
     # Plans of all settings are rated with the same bandwidths and pooling factors, if all are in device memory.

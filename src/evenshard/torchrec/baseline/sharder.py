@@ -42,32 +42,13 @@ from evenshard.placement.memory import PREFETCH, state_bytes
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED, USUAL_KERNELS, TablePart
 from evenshard.placement.placement import Placement, check_parts_memory, parts_by_table
-from evenshard.placement.sharding import (
-    GRIDS,
-    IN_ROWS,
-    REPLICATED,
-    SHARDING_TYPES,
-    TABLE_WISE,
-    TYPES,
-    sharding_type,
-)
+from evenshard.placement.sharding import GRIDS, IN_ROWS, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.price.gpu_profile import HOST_GB_S
 from evenshard.search.infeasibility import no_placement_error, require_feasible
 from evenshard.tables.table import Table
+from evenshard.torchrec.baseline import topology as torchrec_topology
 from evenshard.torchrec.baseline.cache_statistics import TableStatistics
-from evenshard.torchrec.baseline.topology import (
-    DENSE_KERNEL,
-    Bandwidths,
-    PlannerSetting,
-    collection_of,
-    machine_topology,
-    parts_of_parameter,
-    parts_of_shards,
-    require_torchrec,
-    storage_of,
-    table_name,
-)
 
 # Tables with fewer rows stay in device memory: TorchRec's scale-up divides by the bytes of additional cache rows, which
 # may round to 0.
@@ -78,7 +59,7 @@ LEAST_ROWS = 1000
 class TorchRecPlan:
     """A plan of TorchRec's planner, with the planner's setting and TorchRec's rating of the plan."""
 
-    setting: PlannerSetting
+    setting: torchrec_topology.PlannerSetting
     rating_ms: float  # largest sum of TorchRec's shard times on a device
     parts: tuple[TablePart, ...]
 
@@ -89,7 +70,7 @@ class TorchRecPlanner:
     def __init__(
         self,
         task: ShardingTask,
-        bandwidths: Bandwidths,
+        bandwidths: torchrec_topology.Bandwidths,
         timeout_s: int | None = None,
         size_of: Callable[[Table], int] | None = None,
     ) -> None:
@@ -97,12 +78,12 @@ class TorchRecPlanner:
 
         ``size_of`` returns the bytes of a table part; by default, of its weights and optimizer state.
         """
-        require_torchrec()
+        torchrec_topology.require_torchrec()
         self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
-        self._size_of = size_of or self._weights_and_state
-        self._position = {table_name(number): number for number in range(len(task.tables))}
+        self._size_of = size_of or (lambda part: part.size_bytes + state_bytes(part, task.optimizer_of(part.name)))
+        self._position = {torchrec_topology.table_name(number): number for number in range(len(task.tables))}
 
-    def plan(self, setting: PlannerSetting) -> TorchRecPlan:
+    def plan(self, setting: torchrec_topology.PlannerSetting) -> TorchRecPlan:
         """Return TorchRec's plan with a setting; raise InfeasibleTask if TorchRec finds none."""
         constraints = self._constraints(setting)
         rates = NoopPerfModel(self.topology_of(setting))
@@ -129,11 +110,11 @@ class TorchRecPlanner:
         parts = tuple(
             part
             for name, position in self._position.items()
-            for part in parts_of_parameter(self._task.tables[position], entries[name])
+            for part in torchrec_topology.parts_of_parameter(self._task.tables[position], entries[name])
         )
         return TorchRecPlan(setting, rating_ms, parts)
 
-    def plans(self, chosen: Sequence[PlannerSetting]) -> Iterator[TorchRecPlan]:
+    def plans(self, chosen: Sequence[torchrec_topology.PlannerSetting]) -> Iterator[TorchRecPlan]:
         """Yield the plan of each setting for which TorchRec finds one."""
         for setting in chosen:
             try:
@@ -151,7 +132,9 @@ class TorchRecPlanner:
             of_table = by_table[table.name]
             option = template.__deepcopy__({})  # TorchRec's copy keeps tensor and module by reference
             option.sharding_type = sharding_type(of_table, table, self._task.machine)
-            option.compute_kernel = DENSE_KERNEL if TYPES[option.sharding_type].is_replicated else FUSED
+            option.compute_kernel = (
+                torchrec_topology.DENSE_KERNEL if TYPES[option.sharding_type].is_replicated else FUSED
+            )
             option.shards = [
                 Shard([part.rows.size, part.columns.size], [part.rows.start, part.columns.start], rank=rank)
                 for part in of_table
@@ -159,12 +142,12 @@ class TorchRecPlanner:
             ]
             options.append(option)
         enumerator.populate_estimates(options)
-        return float(NoopPerfModel(self.topology_of(PlannerSetting())).rate(options))
+        return float(NoopPerfModel(self.topology_of(torchrec_topology.PlannerSetting())).rate(options))
 
     @cached_property
     def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
         # The first option of each table; ``rating_ms`` replaces its type, kernel and shards.
-        usual = PlannerSetting()
+        usual = torchrec_topology.PlannerSetting()
         enumerator = self._enumerator(usual, self._constraints(usual))
         first = {option.name: option for option in enumerator.enumerate(self._module, self._sharders)}
         return enumerator, list(first.values())
@@ -174,22 +157,22 @@ class TorchRecPlanner:
         """Return the samples per device."""
         return math.ceil(self._task.local_batch)
 
-    def topology_of(self, setting: PlannerSetting) -> Topology:
+    def topology_of(self, setting: torchrec_topology.PlannerSetting) -> Topology:
         """Return TorchRec's topology. If the setting allows caches, each device also has its share of host memory."""
-        machine, bandwidths = self._task.machine, self._bandwidths if setting.told else Bandwidths()
+        machine, bandwidths = self._task.machine, self._bandwidths if setting.told else torchrec_topology.Bandwidths()
         if setting.load_factor is None:
-            return machine_topology(machine, self._task.room_bytes, bandwidths)
+            return torchrec_topology.machine_topology(machine, self._task.room_bytes, bandwidths)
         if bandwidths.host_gb_s is None and setting.told:
             bandwidths = replace(bandwidths, host_gb_s=HOST_GB_S)
         sizes = machine.host_bytes or (0,) * machine.num_nodes
         shares = [sizes[machine.node_of(device)] // machine.devices_per_node for device in range(machine.num_devices)]
-        return machine_topology(machine, self._task.room_bytes, bandwidths, shares)
+        return torchrec_topology.machine_topology(machine, self._task.room_bytes, bandwidths, shares)
 
     @cached_property
     def _sharders(self) -> list[Any]:
         return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
-    def _constraints(self, setting: PlannerSetting) -> dict[str, Any]:
+    def _constraints(self, setting: torchrec_topology.PlannerSetting) -> dict[str, Any]:
         left_out = {
             *(() if setting.grid_shard else GRIDS),
             *(() if setting.replicas else REPLICATED),
@@ -202,7 +185,7 @@ class TorchRecPlanner:
             allowed = [name for name in able if name not in left_out] or able  # TorchRec needs at least one type
             found[name] = ParameterConstraints(
                 sharding_types=allowed,
-                compute_kernels=[FUSED, DENSE_KERNEL],
+                compute_kernels=[FUSED, torchrec_topology.DENSE_KERNEL],
                 min_partition=setting.min_partition,
                 pooling_factors=list(table.feature_lookups) if setting.told else [1.0] * table.num_features,
                 is_weighted=table.is_weighted,
@@ -215,7 +198,7 @@ class TorchRecPlanner:
         task, table, kernels = self._task, self._task.tables[position], self._task.kernels_of(position)
         if table.num_rows < LEAST_ROWS and FUSED in kernels:
             kernels = (FUSED,)
-        replicas = (DENSE_KERNEL,) if FUSED in kernels else ()
+        replicas = (torchrec_topology.DENSE_KERNEL,) if FUSED in kernels else ()
         constraints.compute_kernels = [*(one for one in USUAL_KERNELS if one in kernels), *replicas]
         constraints.cache_params = CacheParams(
             algorithm=CacheAlgorithm.LRU,
@@ -224,7 +207,7 @@ class TorchRecPlanner:
             stats=TableStatistics(table, task.batch_size),
         )
 
-    def _proposers(self, setting: PlannerSetting) -> list[Any] | None:
+    def _proposers(self, setting: torchrec_topology.PlannerSetting) -> list[Any] | None:
         """Return the proposers of a setting; None for TorchRec's defaults."""
         if setting.dynamic:
             return [proposers.DynamicProgrammingProposer()]
@@ -232,14 +215,14 @@ class TorchRecPlanner:
             return None
         return [proposers.GreedyProposer(), proposers.EmbeddingOffloadScaleupProposer()]  # for tables in UVM
 
-    def _enumerator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
+    def _enumerator(self, setting: torchrec_topology.PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
         topology = self.topology_of(setting)
         times = EmbeddingPerfEstimator(topology, constraints)
         estimators = [times, self._storage_estimator(setting, constraints)]
         enumerator = EmbeddingEnumerator(topology, self.batch_per_device, constraints, estimators)
         return _SortedEnumerator(enumerator, self._position)
 
-    def _storage_estimator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> Any:
+    def _storage_estimator(self, setting: torchrec_topology.PlannerSetting, constraints: dict[str, Any]) -> Any:
         if setting.load_factor is None:
             estimator = EmbeddingStorageEstimator(self.topology_of(setting), constraints)
             return _CappedStorageEstimator(estimator, self._shard_bytes)
@@ -250,9 +233,6 @@ class TorchRecPlanner:
         if (rows, columns) != (table.num_rows, table.embedding_dim):  # row_shares and miss_ratios describe whole tables
             table = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
         return self._size_of(table)
-
-    def _weights_and_state(self, part: Table) -> int:
-        return part.size_bytes + state_bytes(part, self._task.optimizer_of(part.name))
 
     @cached_property
     def _module(self) -> nn.Module:
@@ -268,7 +248,9 @@ class TorchRecPlanner:
             tables = list(of_name.values())
             features = [[f"{name}_{at}" for at in range(table.num_features)] for name, table in of_name.items()]
             data_types = [types.get(table.dtype, DataType.FP16) for table in tables]
-            root.add_module(f"collection_{number}", collection_of(tables, list(of_name), features, data_types))
+            root.add_module(
+                f"collection_{number}", torchrec_topology.collection_of(tables, list(of_name), features, data_types)
+            )
         return root
 
 
@@ -282,11 +264,11 @@ class TorchRecSharder:
 
     def __init__(
         self,
-        bandwidths_on: Callable[[Nodes], Bandwidths] | None = None,
+        bandwidths_on: Callable[[Nodes], torchrec_topology.Bandwidths] | None = None,
         sort_by: Literal["storage", "perf"] = "storage",
     ) -> None:
         """Load TorchRec; without ``bandwidths_on``, TorchRec uses its own constants."""
-        require_torchrec()
+        torchrec_topology.require_torchrec()
         self._bandwidths_on, self._sort_by = bandwidths_on, sort_by
         self.name = "torchrec_planner" if sort_by == "storage" else "torchrec_planner_perf"
 
@@ -294,7 +276,7 @@ class TorchRecSharder:
         """Return TorchRec's plan of a task; raise InfeasibleTask if TorchRec finds none."""
         require_feasible(task)
         try:
-            parts = self.planner(task).plan(PlannerSetting(sort_by=self._sort_by)).parts
+            parts = self.planner(task).plan(torchrec_topology.PlannerSetting(sort_by=self._sort_by)).parts
         except InfeasibleTask:
             raise no_placement_error(task, f"{cut(task.task_id)}: TorchRec's planner found no plan") from None
         placement = Placement.of(task, parts)
@@ -312,7 +294,7 @@ class TorchRecSharder:
             limits=(TableLimits(types=frozenset({TABLE_WISE})),) * len(task.tables),
         )
         size_bytes = dict(zip(task.tables, task.table_bytes, strict=True))
-        bandwidths = Bandwidths() if self._bandwidths_on is None else self._bandwidths_on(machine)
+        bandwidths = torchrec_topology.Bandwidths() if self._bandwidths_on is None else self._bandwidths_on(machine)
         return TorchRecPlanner(sharding, bandwidths, size_of=size_bytes.__getitem__)
 
 
@@ -324,10 +306,8 @@ class _SortedEnumerator:
 
     def enumerate(self, module: nn.Module, sharders: list[Any]) -> list[ShardingOption]:
         options = self._enumerator.enumerate(module, sharders)
-        return sorted(options, key=self._key)
-
-    def _key(self, option: ShardingOption) -> tuple[int, int, str]:
-        return self._position[option.name], SHARDING_TYPES.index(option.sharding_type), option.compute_kernel
+        order, kind = self._position, SHARDING_TYPES.index
+        return sorted(options, key=lambda one: (order[one.name], kind(one.sharding_type), one.compute_kernel))
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         self._enumerator.populate_estimates(sharding_options)
@@ -360,10 +340,10 @@ class _EvenshardStorageEstimator:
             devices = tuple(range(self._task.num_devices)) if is_replicated else (0,)
             cache_params = option.cache_params
             load_factor = None if cache_params is None else cache_params.load_factor
-            storage = storage_of(table.name, option.compute_kernel, load_factor)
+            storage = torchrec_topology.storage_of(table.name, option.compute_kernel, load_factor)
             for shard in option.shards:
                 shard.storage = TorchRecStorage(hbm=0, ddr=0)
-                for part in parts_of_shards(table.name, [(0, shard.offset, shard.size)], storage):
+                for part in torchrec_topology.parts_of_shards(table.name, [(0, shard.offset, shard.size)], storage):
                     memory = self._memory(table, replace(part, devices=devices))
                     shard.storage = TorchRecStorage(hbm=memory.device_bytes, ddr=memory.host_bytes)
 

@@ -43,16 +43,12 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding
     from torchrec.modules.embedding_configs import DataType
 
-# TorchRec's unit of bandwidth is bytes per ms; 10**9 bytes per second are 1e6 bytes per ms.
-BYTES_PER_MS = 1e6
-# More memory than any device has.
-UNLIMITED_BYTES = 2**60
-# The compute kernel of data_parallel tables, whose weights a dense optimizer updates.
-DENSE_KERNEL = "dense"
+BYTES_PER_MS = 1e6  # TorchRec's unit of bandwidth is bytes per ms; 10**9 bytes per second are 1e6 bytes per ms
+UNLIMITED_BYTES = 2**60  # more memory than any device has
+DENSE_KERNEL = "dense"  # the compute kernel of data_parallel tables, whose weights a dense optimizer updates
 # Kernels that evenshard writes and reads for other tables; all need GPU ranks, except fused.
 KERNELS_OF_TABLES = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
-# TorchRec's default load factor, for plans without one.
-DEFAULT_LOAD_FACTOR = 0.2
+DEFAULT_LOAD_FACTOR = 0.2  # TorchRec's default load factor, for plans without one
 
 
 @dataclass(frozen=True)
@@ -223,8 +219,7 @@ def table_name(position: int) -> str:
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
-# Minimum columns per shard in settings that allow narrower shards than TorchRec's default of 128.
-NARROW = 32
+NARROW = 32  # minimum columns per shard in settings that allow narrower shards than TorchRec's default of 128
 
 
 @dataclass(frozen=True)
@@ -271,8 +266,7 @@ OFFLOAD_SETTINGS = tuple(replace(one, told=True, load_factor=0.02) for one in SE
 
 # Access to TorchRec ---------------------------------------------------------------------------------------------------
 
-# Oldest supported release of TorchRec.
-OLDEST_RELEASE = (1, 7)
+OLDEST_RELEASE = (1, 7)  # oldest supported release of TorchRec
 
 
 def require_torchrec() -> None:

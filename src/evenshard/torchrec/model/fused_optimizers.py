@@ -30,8 +30,7 @@ log = logging.getLogger(__name__)
 
 # Optimizers by FBGEMM's name (``EmbOptimType``).
 OPTIMIZER_OF = {fbgemm: name for name, one in OPTIMIZERS.items() for fbgemm in one.fbgemm_names}
-# Assumed for unknown optimizers, because no known optimizer has a larger state.
-UNKNOWN = "adam"
+UNKNOWN = "adam"  # assumed for unknown optimizers, because no known optimizer has a larger state
 # Where a model names an optimizer, for messages.
 IN_BACKWARD, FUSED_PARAMS = "apply_optimizer_in_backward", "fused_params"
 # Keys of ``fused_params`` that select the optimizer or its settings; FBGEMM's default optimizer is SGD.

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 # Default lookups per sample and feature; TorchRec's planner has the same default.
 DEFAULT_POOLING_FACTOR: float = TableSources.default_pooling_factor
-# Column of assumptions about tables that evenshard does not place.
-LEFT_TO_TORCHREC = "module"
+LEFT_TO_TORCHREC = "module"  # column of assumptions about tables that evenshard does not place
 # Fields of TorchRec's configurations that a ``Table`` uses.
 USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
 # Name of a further bag of a feature, such as clicks#2; see ``with_bags``.

@@ -16,17 +16,9 @@ from dataclasses import dataclass
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
+from evenshard.placement import sharding
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    ROWS_ALONE,
-    SEQUENCE_TYPES,
-    SHARDING_TYPES,
-    TYPES,
-    join_type,
-    type_among,
-)
 from evenshard.tables.table import MEAN, SEQUENCE, Table
 from evenshard.torchrec.model.modules import LocatedTable
 
@@ -42,8 +34,7 @@ class ShardedTable:
     parts: tuple[TablePart, ...]
 
 
-# No limit on the types that a plan may write.
-ANY_TYPE = frozenset(SHARDING_TYPES)
+ANY_TYPE = frozenset(sharding.SHARDING_TYPES)  # no limit on the types that a plan may write
 
 
 def describe_sharded_table(
@@ -55,15 +46,15 @@ def describe_sharded_table(
 ) -> ShardedTable:
     """Return a table of a model with its parts and their sharding type, which is among ``types``."""
     table = Table(located.name, *located.shape, 1.0)
-    own_type = type_among(types, parts, table, machine)
+    own_type = sharding.type_among(types, parts, table, machine)
     return ShardedTable(located.name, located.pooling, own_type, allowed, tuple(parts))
 
 
 def leaves_a_rank_empty(num_rows: int, sharding_type: str, machine: Nodes) -> bool:
     """Return True if a rank gets no rows of a table that is cut by rows."""
-    if not TYPES[sharding_type].cuts_rows:
+    if not sharding.TYPES[sharding_type].cuts_rows:
         return False
-    ranks = len(TYPES[sharding_type].row_devices(machine, 0))
+    ranks = len(sharding.TYPES[sharding_type].row_devices(machine, 0))
     # TorchRec gives each rank ceil(rows / ranks) rows, so the last rank may get none.
     block = math.ceil(num_rows / ranks)
     return block * (ranks - 1) >= num_rows
@@ -71,8 +62,10 @@ def leaves_a_rank_empty(num_rows: int, sharding_type: str, machine: Nodes) -> bo
 
 def check_trainable(collection: Sequence[ShardedTable], machine: Nodes, compute_device: str) -> None:
     """Raise BadConfig if TorchRec cannot train the tables of a collection with these sharding types."""
-    widths = {part.columns.size for table in collection if table.sharding_type == COLUMN_WISE for part in table.parts}
-    others = [table for table in collection if table.sharding_type not in ROWS_ALONE]
+    widths = {
+        part.columns.size for table in collection if table.sharding_type == sharding.COLUMN_WISE for part in table.parts
+    }
+    others = [table for table in collection if table.sharding_type not in sharding.ROWS_ALONE]
     for table in collection:
         num_rows, own_type = max(part.rows.stop for part in table.parts), table.sharding_type
         if compute_device == "cpu" and leaves_a_rank_empty(num_rows, own_type, machine):
@@ -82,12 +75,12 @@ def check_trainable(collection: Sequence[ShardedTable], machine: Nodes, compute_
             )
         if table.pooling == SEQUENCE:
             _check_sequence(table, widths, compute_device)
-        elif table.pooling == MEAN and TYPES[own_type].cuts_rows and TYPES[own_type].cuts_columns:
+        elif table.pooling == MEAN and sharding.TYPES[own_type].cuts_rows and sharding.TYPES[own_type].cuts_columns:
             raise BadConfig(
                 f"table {brief(table.name)} is sharded {own_type}, with which TorchRec trains MEAN pooling "
                 f"incorrectly. Leave it whole, replicate it, or cut it by columns."
             )
-        elif table.pooling == MEAN and own_type in ROWS_ALONE and others:
+        elif table.pooling == MEAN and own_type in sharding.ROWS_ALONE and others:
             raise BadConfig(
                 f"table {brief(table.name)} is sharded {own_type}: TorchRec trains row-wise MEAN correctly only if all "
                 f"tables of the collection are cut by rows, but {brief(others[0].name)} is {others[0].sharding_type}. "
@@ -96,17 +89,17 @@ def check_trainable(collection: Sequence[ShardedTable], machine: Nodes, compute_
 
 
 def _check_sequence(table: ShardedTable, widths: set[int], compute_device: str) -> None:
-    if table.sharding_type not in SEQUENCE_TYPES:
+    if table.sharding_type not in sharding.SEQUENCE_TYPES:
         raise BadConfig(
             f"table {brief(table.name)} of an EmbeddingCollection is sharded {table.sharding_type}, which TorchRec "
-            f"does not support there. Choose from {', '.join(SEQUENCE_TYPES)}."
+            f"does not support there. Choose from {', '.join(sharding.SEQUENCE_TYPES)}."
         )
-    if table.sharding_type == COLUMN_WISE and len(widths) > 1:
+    if table.sharding_type == sharding.COLUMN_WISE and len(widths) > 1:
         raise BadConfig(
             f"table {brief(table.name)} of an EmbeddingCollection is cut by columns, but the collection's shards have "
             f"different widths, {brief(sorted(widths))}. Use one width for all of its tables."
         )
-    if TYPES[table.sharding_type].is_replicated and compute_device == "cpu":
+    if sharding.TYPES[table.sharding_type].is_replicated and compute_device == "cpu":
         raise BadConfig(
             f"table {brief(table.name)} of an EmbeddingCollection is data_parallel, which FBGEMM does not support on "
             f"the CPU. Choose another type."
@@ -117,4 +110,4 @@ def choose_written_type(table: ShardedTable, collection: Sequence[ShardedTable])
     """Return the sharding type to write for a table, given all tables of its collection."""
     if table.pooling == SEQUENCE:
         return table.sharding_type
-    return join_type(table.sharding_type, table.allowed, [other.sharding_type for other in collection])
+    return sharding.join_type(table.sharding_type, table.allowed, [other.sharding_type for other in collection])

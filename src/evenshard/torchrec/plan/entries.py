@@ -35,8 +35,7 @@ from evenshard.placement.sharding import REPLICATED, TYPES, sharding_type
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, parts_of_shards, storage_of
 
-# TorchRec's device types.
-COMPUTE_DEVICES = ("cuda", "cpu")
+COMPUTE_DEVICES = ("cuda", "cpu")  # TorchRec's device types
 
 
 class ShardEntry(BaseModel):
@@ -136,10 +135,7 @@ def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
         raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks for {len(entry.shards)} shards")
     load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
     shards = zip(
-        entry.ranks,
-        (one.shard_offsets for one in entry.shards),
-        (one.shard_sizes for one in entry.shards),
-        strict=True,
+        entry.ranks, (one.shard_offsets for one in entry.shards), (one.shard_sizes for one in entry.shards), strict=True
     )
     parts = parts_of_shards(name, shards, storage_of(name, entry.compute_kernel, load_factor))
     if parts and entry.sharding_type in REPLICATED:

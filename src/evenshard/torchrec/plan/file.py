@@ -77,10 +77,7 @@ class PlanFile(BaseModel):
 
 
 def save_plan(
-    answer: PlacementAnswer,
-    path: str | Path,
-    local_world_size: int | None = None,
-    compute_device: str = "cuda",
+    answer: PlacementAnswer, path: str | Path, local_world_size: int | None = None, compute_device: str = "cuda"
 ) -> None:
     """Write the plan file atomically; see ``plan_text``."""
     text = plan_text(answer, local_world_size, compute_device)
@@ -128,11 +125,7 @@ def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, comp
 
 
 def load_plan(
-    path: str | Path,
-    modules: Modules,
-    *,
-    local_world_size: int | None = None,
-    compute_device: str | None = None,
+    path: str | Path, modules: Modules, *, local_world_size: int | None = None, compute_device: str | None = None
 ) -> ShardingPlan:
     """Load a plan for a model, in the form that ``DistributedModelParallel`` takes.
 
@@ -304,8 +297,7 @@ def _width(columns: int, num_parts: int) -> int:
 
 # Placements in use ----------------------------------------------------------------------------------------------------
 
-# File names to look for in a folder, in this order.
-PLACEMENT, PLAN = "placement.json", "plan.json"
+PLACEMENT, PLAN = "placement.json", "plan.json"  # file names to look for in a folder, in this order
 
 
 def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> PlacementAnswer:

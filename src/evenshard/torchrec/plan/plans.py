@@ -171,11 +171,7 @@ def parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
     from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
 
     shards = [
-        ShardMetadata(
-            shard_offsets=list(one.shard_offsets),
-            shard_sizes=list(one.shard_sizes),
-            placement=one.placement,
-        )
+        ShardMetadata(shard_offsets=list(one.shard_offsets), shard_sizes=list(one.shard_sizes), placement=one.placement)
         for one in entry.shards
     ]
     return ParameterSharding(

@@ -70,9 +70,7 @@ def _detect_hardware(compute_device: str) -> str:
 
 
 def predicted(
-    plan: ShardingPlan,
-    asked: PlacementAnswer | PlacementRequest,
-    model: Model | str | Path | None = None,
+    plan: ShardingPlan, asked: PlacementAnswer | PlacementRequest, model: Model | str | Path | None = None
 ) -> PredictedParts:
     """Predict the step time of a plan, even if it violates memory limits or rules.
 
@@ -107,10 +105,8 @@ def _keep_placed_modules(plan: ShardingPlan, request: PlacementRequest) -> Shard
     return ShardingPlan({path: of for path, of in plan.plan.items() if path not in left_out})
 
 
-# Bytes per device, more than any has: TorchRec's planner enforces the real limit.
-_UNLIMITED_BYTES = 10**15
-# Path of a table's module, and the table's name.
-_Key = tuple[str, str]
+_UNLIMITED_BYTES = 10**15  # bytes per device, more than any has: TorchRec's planner enforces the real limit
+_Key = tuple[str, str]  # path of a table's module, and the table's name
 
 
 class EvenshardPerfModel:
@@ -222,12 +218,6 @@ def _tables_of_options(plan: Sequence[ShardingOption], counted: Mapping[str, Tab
             lookups = (sum(lookups) / table.num_features,) * table.num_features
         each = lookups if len(lookups) > 1 else ()
         more = counted.get(option.name, table)
-        found[key] = replace(
-            table,
-            pooling_factor=sum(lookups),
-            feature_pooling_factors=each,
-            reuse_bins=more.reuse_bins,
-            row_shares=more.row_shares,
-            miss_ratios=more.miss_ratios,
-        )
+        seen = replace(table, reuse_bins=more.reuse_bins, row_shares=more.row_shares, miss_ratios=more.miss_ratios)
+        found[key] = replace(seen, pooling_factor=sum(lookups), feature_pooling_factors=each)
     return found

@@ -19,27 +19,13 @@ from evenshard.torchrec.planner.machine import TorchRecMachine, of_nodes, with_m
 
 if TYPE_CHECKING:
     from torch import nn
-    from torchrec.distributed.planner import EmbeddingShardingPlanner
-    from torchrec.distributed.planner.types import (
-        Enumerator,
-        ParameterConstraints,
-        Partitioner,
-        PerfModel,
-        PlanLoader,
-        Proposer,
-        ShardingOption,
-        Stats,
-        StorageReservation,
-        Topology,
-    )
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, types
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 log = logging.getLogger(__name__)
 
-# Arguments that only TorchRec's own planner uses.
-_IDLE = ("proposer", "partitioner", "performance_model")
-# Samples per rank; TorchRec's planner has the same default.
-DEFAULT_BATCH_SIZE = 512
+_IDLE = ("proposer", "partitioner", "performance_model")  # arguments that only TorchRec's own planner uses
+DEFAULT_BATCH_SIZE = 512  # samples per rank; TorchRec's planner has the same default
 
 
 # Knobs of ``evenshard.place`` that the planner lacks, because the model and TorchRec's arguments determine them.
@@ -86,19 +72,19 @@ def planner_knobs() -> tuple[Knob, ...]:
 class PlannerArguments:
     """The arguments of TorchRec's ``EmbeddingShardingPlanner``, with the same names and order; None if omitted."""
 
-    topology: Topology | None = None
+    topology: types.Topology | None = None
     batch_size: int = DEFAULT_BATCH_SIZE
-    enumerator: Enumerator | None = None
-    storage_reservation: StorageReservation | None = None
-    proposer: Proposer | list[Proposer] | None = None
-    partitioner: Partitioner | None = None
-    performance_model: PerfModel | None = None
-    stats: list[Stats] | None = None
-    constraints: Mapping[str, ParameterConstraints] | None = None
+    enumerator: types.Enumerator | None = None
+    storage_reservation: types.StorageReservation | None = None
+    proposer: types.Proposer | list[types.Proposer] | None = None
+    partitioner: types.Partitioner | None = None
+    performance_model: types.PerfModel | None = None
+    stats: list[types.Stats] | None = None
+    constraints: Mapping[str, types.ParameterConstraints] | None = None
     debug: bool = True
-    callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None
+    callbacks: Sequence[Callable[[list[types.ShardingOption]], list[types.ShardingOption]]] | None = None
     timeout_seconds: float | None = None
-    plan_loader: PlanLoader | None = None
+    plan_loader: types.PlanLoader | None = None
     unknown: Mapping[str, Any] = field(default_factory=dict)  # arguments of newer TorchRec releases
 
     def __post_init__(self) -> None:
@@ -114,7 +100,7 @@ class PlannerArguments:
             log.debug("evenshard does not use these arguments: %s", ", ".join((*idle, *self.unknown)))
 
     @property
-    def constraints_by_table(self) -> dict[str, ParameterConstraints]:
+    def constraints_by_table(self) -> dict[str, types.ParameterConstraints]:
         """Return TorchRec's constraints; empty if there are none."""
         return dict(self.constraints or {})
 
@@ -132,7 +118,7 @@ class PlannerArguments:
     def apply_reservation(
         self,
         machine: TorchRecMachine,
-        topology: Topology,
+        topology: types.Topology,
         module: nn.Module,
         sharders: Sequence[ModuleSharder[Any]],
         *,
@@ -176,7 +162,7 @@ class PlannerArguments:
         return replace(machine, caps_bytes=tuple(rooms), reserved_bytes=0, reserved_share=0.0)
 
 
-def reservation_of(given: StorageReservation | None, percentage: float | None) -> StorageReservation | None:
+def reservation_of(given: types.StorageReservation | None, percentage: float | None) -> types.StorageReservation | None:
     """Return the given storage reservation, or TorchRec's heuristic with a percentage, but not both."""
     if percentage is None:
         return given
@@ -187,7 +173,7 @@ def reservation_of(given: StorageReservation | None, percentage: float | None) -
     return heuristical(percentage)
 
 
-def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageReservation:
+def heuristical(percentage: float, dense_bytes: int | None = None) -> types.StorageReservation:
     """Return a ``HeuristicalStorageReservation``; without ``dense_bytes``, TorchRec estimates the dense model."""
     from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 
@@ -207,7 +193,7 @@ def plan_other_modules(
     machine: TorchRecMachine,
     left_bytes: Sequence[int],
     left_host_bytes: Sequence[int],
-    topology: Topology,
+    topology: types.Topology,
     arguments: PlannerArguments,
 ) -> ShardingPlan:
     """Return TorchRec's plan of these modules (by path), which uses only the memory left on each rank and node.

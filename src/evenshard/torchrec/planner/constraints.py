@@ -33,15 +33,8 @@ log = logging.getLogger(__name__)
 
 # Fields that limit sharding types, kernels or ranks, or that set lookups.
 USED = (
-    "sharding_types",
-    "compute_kernels",
-    "min_partition",
-    "pooling_factors",
-    "num_poolings",
-    "batch_sizes",
-    "feature_names",
-    "is_weighted",
-    "device_group",
+    *("sharding_types", "compute_kernels", "min_partition", "device_group"),
+    *("pooling_factors", "num_poolings", "batch_sizes", "feature_names", "is_weighted"),
 )
 # Fields that the plan copies to every table.
 CARRIED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Topology
 
 
-# Remedy of notes on assumed device memory.
-GIVE_MEMORY = "Give memory_cap_gb, or a Topology with its own hbm_cap."
+GIVE_MEMORY = "Give memory_cap_gb, or a Topology with its own hbm_cap."  # remedy of notes on assumed device memory
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,9 @@ class ModelPlanner:
         try:
             parts = self._parts(request, result)
         except InfeasibleTask as error:
-            least = _minimize_reserve(request)
+            # The memory for samples, which TorchRec's 15 % reserve covers, reduces the reserve.
+            left = request.reserved_share - request.sample_memory.total / max(*request.caps_bytes, 1)
+            least = replace(request, reserved_share=max(left, 0.0))
             try:
                 if least == request:
                     raise
@@ -133,7 +135,10 @@ class ModelPlanner:
     def _parts(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         if self.sharder is None:
             return self._place_by_evenshard(request, result)
-        return _place_by_sharder(self.sharder, request)
+        task = replace(request.task().as_whole, task_id="the model")
+        placement = self.sharder.place(task)
+        check_placement(task, placement)
+        return placement.parts(request.tables)
 
     def _place_by_evenshard(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
@@ -202,12 +207,6 @@ def _check_dense(machine: TorchRecMachine, dense: int) -> None:
         raise planner_error(error, "INSUFFICIENT_STORAGE")
 
 
-def _minimize_reserve(request: PlacementRequest) -> PlacementRequest:
-    """Return the request with its reserve reduced by the memory for samples, which TorchRec's 15 % reserve covers."""
-    left = request.reserved_share - request.sample_memory.total / max(*request.caps_bytes, 1)
-    return replace(request, reserved_share=max(left, 0.0))
-
-
 def _note_smaller_reserve(request: PlacementRequest, least: PlacementRequest) -> str:
     return (
         f"The tables fit only if {pct_text(100 * least.reserved_share)} of each device's memory is reserved, not "
@@ -238,10 +237,3 @@ def _fits_total_memory(request: PlacementRequest) -> bool:
 
 def _less(available: Sequence[int], used: Sequence[int]) -> list[int]:
     return [size - taken for size, taken in zip(available, used, strict=True)]
-
-
-def _place_by_sharder(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
-    task = replace(request.task().as_whole, task_id="the model")
-    placement = sharder.place(task)
-    check_placement(task, placement)
-    return placement.parts(request.tables)

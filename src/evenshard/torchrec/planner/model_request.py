@@ -102,7 +102,11 @@ def request_of(
     if is_whole:
         request = replace(request, sharding_types=types)
     left_out = _left_out(request, located, bounds)
-    rules, types = _without_replicas(request.rules, types, left_out, len(located))
+    rules, others = request.rules, tuple(name for name in types if not TYPES[name].is_replicated)
+    if len(left_out) == len(located):
+        types = others
+    else:
+        rules = replace(rules, table_types={**rules.table_types, **dict.fromkeys(left_out, others)})
     on_cpu = _types_on_cpu(found.known, rules, types, machine)
     rules = replace(rules, table_types={**rules.table_types, **on_cpu})
     for allowed in bounds:
@@ -126,15 +130,6 @@ def _left_out(
         if {name for name, _ in allowed.get((table.path, table.config.name), ())} == {DATA_PARALLEL}
     }
     return tuple(name for name in list_without_replicas(request) if name not in forced)
-
-
-def _without_replicas(
-    rules: Rules, types: tuple[str, ...], left_out: Sequence[str], num_tables: int
-) -> tuple[Rules, tuple[str, ...]]:
-    others = tuple(name for name in types if not TYPES[name].is_replicated)
-    if len(left_out) == num_tables:
-        return rules, others
-    return replace(rules, table_types={**rules.table_types, **dict.fromkeys(left_out, others)}), types
 
 
 def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, ...]:
@@ -170,6 +165,9 @@ def _types_on_cpu(
 # Limits of module sharders and of an enumerator -----------------------------------------------------------------------
 
 
+_OVERRIDES = ("sharding_types", "compute_kernels")  # methods of a module sharder that limit its tables
+
+
 def _options_of_sharders(
     module: nn.Module, sharders: Sequence[ModuleSharder[Any]], located: Iterable[LocatedTable], compute_device: str
 ) -> AllowedOptions:
@@ -182,21 +180,16 @@ def _options_of_sharders(
     for one in located:
         holder = module.get_submodule(one.path)
         sharder = sharder_of[type(holder)]
-        theirs = usual.get(sharder.module_type)
-        if theirs is not None and not _differs(type(sharder), theirs):
-            continue
+        if (theirs := usual.get(sharder.module_type)) is not None:
+            pairs = ((getattr(kind, name, None) for kind in (type(sharder), theirs)) for name in _OVERRIDES)
+            if all(own is usual_one for own, usual_one in pairs):
+                continue
         found[one.path, one.config.name] = frozenset(
             (name, str(kernel))
             for name in sharder.sharding_types(compute_device)
             for kernel in sharder.compute_kernels(name, compute_device)
         )
     return found
-
-
-def _differs(one: type, usual: type) -> bool:
-    return any(
-        getattr(one, name, None) is not getattr(usual, name, None) for name in ("sharding_types", "compute_kernels")
-    )
 
 
 def _options_of_enumerator(

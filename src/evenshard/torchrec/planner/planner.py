@@ -146,22 +146,10 @@ class EvenshardPlanner:
         storage_reservation = reservation_of(storage_reservation, heuristical_storage_reservation_percentage)
         batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
         self._stats = stats_of(stats)
-        self._arguments = PlannerArguments(
-            topology,
-            batch_size,
-            enumerator,
-            storage_reservation,
-            proposer,
-            partitioner,
-            performance_model,
-            self._stats,
-            constraints,
-            debug,
-            callbacks,
-            timeout_seconds,
-            plan_loader,
-            {name: knobs.pop(name) for name in inspect.signature(EmbeddingShardingPlanner).parameters if name in knobs},
-        )
+        known = (topology, batch_size, enumerator, storage_reservation, proposer, partitioner, performance_model)
+        more = (self._stats, constraints, debug, callbacks, timeout_seconds, plan_loader)
+        newer = [name for name in inspect.signature(EmbeddingShardingPlanner).parameters if name in knobs]
+        self._arguments = PlannerArguments(*known, *more, {name: knobs.pop(name) for name in newer})
         self._topology: Topology | None = topology
         EmbeddingPlannerBase.register(type(self))  # so that isinstance accepts it as a TorchRec planner
         try:

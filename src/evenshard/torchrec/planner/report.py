@@ -8,21 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.planner import planners
+from torchrec.distributed.planner import planners, types
 from torchrec.distributed.planner.constants import POOLING_FACTOR
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator, get_partition_by_type
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import (
-    Enumerator,
-    PlanDebugStats,
-    PlannerError,
-    Shard,
-    ShardingOption,
-    Stats,
-    StorageReservation,
-    Topology,
-)
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
 from evenshard.base.messages import reason_of
@@ -41,7 +31,7 @@ class ModelPlan:
     plan: ShardingPlan
     answer: PlacementAnswer | None = None  # None if a sharder placed the tables, or there are none
     notes: tuple[str, ...] = ()  # notes that do not come from the search, one line each
-    options: list[ShardingOption] = field(default_factory=list)  # the plan in this form
+    options: list[types.ShardingOption] = field(default_factory=list)  # the plan in this form
     num_found: int = 1  # placements that the search found, each better than the previous
     # Pooling factors of each feature, by (module path, table name).
     lookups: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
@@ -59,7 +49,7 @@ class PlanReport:
     """Final steps of planning: callbacks and statistics."""
 
     arguments: PlannerArguments
-    topology: Topology  # with all memory
+    topology: types.Topology  # with all memory
     machine: TorchRecMachine  # with the reserve
     dense_bytes: int  # of each rank
     planner_type: str  # name of the planner's class
@@ -99,20 +89,20 @@ class PlanReport:
                 "sharders": self.sharders,
                 "enumerator": enumerator,
                 "debug": given.debug,
-                "debug_stats": PlanDebugStats(self.planner_type, given.timeout_seconds),
+                "debug_stats": types.PlanDebugStats(self.planner_type, given.timeout_seconds),
             }
             for one in given.stats:
                 one.log(**values)
         return bool(result.plan != plan)
 
-    def _run_callbacks(self, options: list[ShardingOption]) -> tuple[list[ShardingOption], ShardingPlan]:
+    def _run_callbacks(self, options: list[types.ShardingOption]) -> tuple[list[types.ShardingOption], ShardingPlan]:
         for callback in self.arguments.callbacks or ():
             options = callback(options)
         plan = planners.to_sharding_plan(options, self.topology)
         planners.validate_rank_assignment(plan, self.topology)
         return options, plan
 
-    def _reservation(self) -> StorageReservation:
+    def _reservation(self) -> types.StorageReservation:
         """Return the given storage reservation, or evenshard's reserve as a reservation for TorchRec's statistics."""
         given, machine = self.arguments, self.machine
         if given.storage_reservation is not None:
@@ -127,11 +117,11 @@ class PlanReport:
                 sharders=self.sharders,
                 constraints=given.constraints_by_table or None,
             )
-        except PlannerError:  # TorchRec estimates inputs at 20 times their real size
+        except types.PlannerError:  # TorchRec estimates inputs at 20 times their real size
             return FixedPercentageStorageReservation(share)
         return kept
 
-    def _options(self, result: ModelPlan) -> list[ShardingOption]:
+    def _options(self, result: ModelPlan) -> list[types.ShardingOption]:
         """Return the plan as ``ShardingOption``s, without times and memory."""
         sharder_of = {one.module_type: one for one in self.sharders}
         found = []
@@ -143,7 +133,7 @@ class PlanReport:
                 own = constraints.get(name)
                 assumed = [POOLING_FACTOR] if own is None else own.pooling_factors
                 found.append(
-                    ShardingOption(
+                    types.ShardingOption(
                         name=name,
                         tensor=weights[name],
                         module=(path, holder),
@@ -164,7 +154,7 @@ class PlanReport:
                 )
         return found
 
-    def _fill_estimates(self, options: list[ShardingOption]) -> Enumerator:
+    def _fill_estimates(self, options: list[types.ShardingOption]) -> types.Enumerator:
         """Fill in TorchRec's estimates of time and memory, and return the enumerator that made them."""
         given = self.arguments
         enumerator = given.enumerator
@@ -175,17 +165,17 @@ class PlanReport:
         return enumerator
 
 
-def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> list[Shard]:
+def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> list[types.Shard]:
     """Return the shards of a table; each replica is a shard of the whole table."""
     if entry.sharding_type in REPLICATED:
-        return [Shard(size=list(shape), offset=[0] * len(shape), rank=rank) for rank in range(world_size)]
+        return [types.Shard(size=list(shape), offset=[0] * len(shape), rank=rank) for rank in range(world_size)]
     return [
-        Shard(size=list(one.shard_sizes), offset=list(one.shard_offsets), rank=one.placement.rank())
+        types.Shard(size=list(one.shard_sizes), offset=list(one.shard_offsets), rank=one.placement.rank())
         for one in entry.sharding_spec.shards
     ]
 
 
-def stats_of(stats: Stats | list[Stats] | None) -> list[Stats]:
+def stats_of(stats: types.Stats | list[types.Stats] | None) -> list[types.Stats]:
     """Return the statistics to log, by default TorchRec's."""
     if stats is None:
         return [EmbeddingStats()]

@@ -254,14 +254,16 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
         if not moving:
             continue
         running = _read_running_parts(module, at, of_module)
-        together = {one.name: _table_after(one, running, moving, machine) for one in of_module}
+        together = {one.name: _table_after(one, running[one.name], moving.get(one.name), machine) for one in of_module}
         check_trainable(list(together.values()), machine, model.device.type)
         entries = EmbeddingModuleShardingPlan()
         for one in of_module:
             if one.name in moving:
                 before = module.module_sharding_plan[one.config.name].sharding_type
-                written = _choose_type(together[one.name], before, list(together.values()))
-                parts = together[one.name].parts
+                own, parts = together[one.name], together[one.name].parts
+                # The kernel call stays if the running type includes the new one.
+                stays = own.pooling != SEQUENCE and TYPES[own.sharding_type].with_more_columns == before
+                written = before if stays else choose_written_type(own, list(together.values()))
                 entry = table_entry(parts, table_of_parts(one.name, parts), machine, model.device.type, written)
                 entries[one.config.name] = parameter_sharding(entry, one.config.data_type)
         moved = sum(table.weight_bytes + table.state_bytes for table in moving.values())
@@ -278,25 +280,14 @@ def _read_running_parts(module: Any, path: str, located: Sequence[LocatedTable])
 
 
 def _table_after(
-    located: LocatedTable,
-    running: Mapping[str, tuple[TablePart, ...]],
-    moving: Mapping[str, TableDelta],
-    machine: Nodes,
+    located: LocatedTable, running: tuple[TablePart, ...], delta: TableDelta | None, machine: Nodes
 ) -> ShardedTable:
-    name = located.name
-    if name not in moving:
-        return describe_sharded_table(located, running[name], machine)
-    if set(running[name]) != set(parts_of_entry(name, moving[name].old)):
+    if delta is None:
+        return describe_sharded_table(located, running, machine)
+    name, new = located.name, delta.new
+    if set(running) != set(parts_of_entry(name, delta.old)):
         raise BadConfig(
             f"table {brief(name)} is not on the ranks of the old placement. Write the delta from the placement that "
             f"the job runs with."
         )
-    new = moving[name].new
     return describe_sharded_table(located, parts_of_entry(name, new), machine, frozenset({new.sharding_type}))
-
-
-def _choose_type(table: ShardedTable, running: str, together: Sequence[ShardedTable]) -> str:
-    """Return the type to write: the running type if it includes the new one, so that the kernel call stays."""
-    if table.pooling != SEQUENCE and TYPES[table.sharding_type].with_more_columns == running:
-        return running
-    return choose_written_type(table, together)

@@ -59,7 +59,10 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
     for path, (_, changed) in delta.items():
         new = _rebuild(model, path, modules[path], changed)
         if model._env.rank == 0:
-            _warn_if_reordered(path, modules[path], new)
+            before, now = (tuple(getattr(one, "_embedding_names", ())) for one in (modules[path], new))
+            if before != now:
+                text = "Layers that use the output's values() read other columns."
+                warn_of_order([OrderChange(path, before, now)], text)
         _replace(model, modules[path], new)
         model.plan.plan[path].update(changed)
     model._optim = model._init_optim(model.module)
@@ -87,12 +90,6 @@ def _rebuild(model: DistributedModelParallel, path: str, old: Any, changed: Embe
         kernel.iter.fill_(step)
         kernel.iter_cpu.fill_(step)
     return new
-
-
-def _warn_if_reordered(path: str, old: Any, new: Any) -> None:
-    before, now = (tuple(getattr(one, "_embedding_names", ())) for one in (old, new))
-    if before != now:
-        warn_of_order([OrderChange(path, before, now)], "Layers that use the output's values() read other columns.")
 
 
 def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
