@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
 from benchmarks.studies.networks import own_placements, sample_accuracy
 from benchmarks.studies.summary import Measured, comparison
-from benchmarks.studies.table import markdown
 from evenshard.loop.sharder_comparison import common_tasks
 
 INF = math.inf
@@ -117,35 +115,3 @@ def test_own_placements_against_their_intervals_and_bounds() -> None:
     assert found["share_in_90_pct_interval"] == 0.5
     assert found["predicted_above_bound_pct"] == pytest.approx(10.0)
     assert found["median_abs_pct_error"] == pytest.approx((10 + 200 / 13) / 2)
-
-
-# Tables --------------------------------------------------------------------------------------------------------------
-
-
-def study(**settings: Any) -> dict[str, Any]:
-    more = {"num_test_tasks": 3, "cost_networks": {}, "seconds": {"training": {}, "placing_one_task": {}}}
-    return {
-        "study": "mixed",
-        "hardware": "simulated:h200",
-        "num_seeds": 2,
-        "commit": "0" * 40,
-        "left_out": {"autoshard": "skipped"},
-        "settings": {name: {**comparison(measured), **more} for name, measured in settings.items()},
-    }
-
-
-def test_the_markdown_has_sharders_as_rows_and_settings_as_columns() -> None:
-    measured = {
-        "random": of((2.0, 4.0, 6.0)),
-        "dim_greedy": of((1.0, 2.0, 3.0)),
-        "single_cost_greedy": of((1.0, 1.0, 1.0)),
-    }
-    text = markdown(study(**{"40x4": measured, "80x8": measured}), "python -m benchmarks study mixed")
-    lines = text.splitlines()
-    assert "| sharder | 40x4 | 80x8 |" in lines
-    cell = "2.000 [-0.484, 4.484] (+100.0 %)"
-    assert f"| dim_greedy | {cell} | {cell} |" in lines
-    assert any(line.startswith("| single_cost_greedy \\* |") for line in lines)
-    assert "`python -m benchmarks study mixed`" in text
-    assert "Left out: autoshard (skipped)." in lines
-    assert "## 80x8" in lines

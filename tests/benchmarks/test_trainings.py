@@ -8,7 +8,6 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.studies.measuring import measured_balance
 from benchmarks.studies.trainings import (
@@ -21,7 +20,6 @@ from benchmarks.studies.trainings import (
     train_dreamshard,
     train_evenshard,
 )
-from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCost
@@ -65,15 +63,10 @@ def test_dreamshard_measures_random_placements_then_its_own_and_learns() -> None
     assert own < 0.95 * chance
 
 
-def test_dreamshard_has_a_seed_and_leaves_out_tasks_that_fit_nowhere() -> None:
-    nets = [train_dreamshard(TRAIN, measure, PROVENANCE, QUICK, seed).policy for seed in (3, 3, 4)]
-    weights = [torch.cat([value.flatten() for value in net.state_dict().values()]) for net in nets]
-    assert weights[0].equal(weights[1]) and not weights[0].equal(weights[2])
+def test_dreamshard_leaves_out_tasks_that_fit_nowhere() -> None:
     full = task([table("big", 1000), table("large", 1000)], 2, cap=10, task_id="full")
     trained = train_dreamshard([full, task(sized(1, 2, 3))], measure, PROVENANCE, QUICK, seed=0)
     assert {one.task.task_id for one in trained.measured} == {"task"}
-    with pytest.raises(InfeasibleTask, match="None of the train tasks"):
-        train_dreamshard([full], measure, PROVENANCE, QUICK, seed=0)
 
 
 # AutoShard ------------------------------------------------------------------------------------------------------------
