@@ -89,7 +89,12 @@ class _Lines:
 
     of_kinds: tuple[tuple[TangentLine, ...], ...]
     at_0_2: FloatArray
+    below_Y2: FloatArray  # added to ``at_0_2`` for each class of the placement
     works_2W: FloatArray
+
+    def at_classes_2(self, classes: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return the times at zero work, [2]."""
+        return np.asarray(self.at_0_2 + self.below_Y2[classes].sum(axis=0))
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ class _Bounds:
         least_SG = np.where(sets_SY[..., None], least_YG[None], np.inf).min(axis=1)
         for classes, mean_ms in zip(sets_SY, least_SG.sum(axis=1) / self._devices, strict=True):
             if np.isfinite(mean_ms):
-                yield float(mean_ms + self._offset_ms(classes, lines.at_0_2, KERNELS)), classes
+                yield float(mean_ms + self._offset_ms(classes, lines.at_classes_2(classes), KERNELS)), classes
 
     def of_set(self, classes: npt.NDArray[np.bool_], enough: float) -> Iterator[tuple[float, Tighten | None]]:
         is_own_W = classes[self._class_W]
@@ -239,7 +244,8 @@ class _Bounds:
         total_GW, alone_GW = (
             self._table.pad_by_group(one_W) for one_W in (np.where(case.is_own_W, works_W, np.inf), case.alone_W)
         )
-        offset_ms = sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, lines.at_0_2, counted)
+        at_0_2 = lines.at_classes_2(case.classes)
+        offset_ms = sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, at_0_2, counted)
         options = Options(total_GW, alone_GW, self._bytes_GW)
         return least_time_ms(options, offset_ms, self._memory_bytes, self._devices, known)
 
@@ -258,7 +264,7 @@ class _Bounds:
         parts_A = np.stack([table.option_A, work_A])[:, ~is_spread_W[table.option_A]]
         (option_Q, work_Q), count_Q = np.unique(parts_A, axis=1, return_counts=True)
         option_Q = option_Q.astype(np.int64)
-        at_0_2 = lines.at_0_2 - self._shared.at_0_2  # it holds for all devices together
+        at_0_2 = lines.at_classes_2(case.classes) - self._shared.at_0_2  # it holds for all devices together
         shards = IndivisibleShards(
             table,
             self._devices,
@@ -319,19 +325,24 @@ class _Bounds:
         found = [self._lines_of(kind, chosen_G) for kind in range(len(self._kinds))]
         at_0_2 = np.min([one.at_0_2 for one in found], axis=0) + self._shared.at_0_2
         of_kinds = tuple(one.of_kinds[0] for one in found)
-        return _Lines(of_kinds, at_0_2, np.min([one.works_2W for one in found], axis=0))
+        below_Y2, works_2W = (
+            np.min([getattr(one, name) for one in found], axis=0) for name in ("below_Y2", "works_2W")
+        )
+        return _Lines(of_kinds, at_0_2, below_Y2, works_2W)
 
     def _lines_of(self, kind: int, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
         table, (bounds, columns_PH) = self._table, self._kinds[kind]
         chosen_W = table.number_O == (0 if chosen_G is None else chosen_G[table.group_O])
         weight_W = chosen_W * self._copies_W / self._devices
         is_own_YC = self._class_W[self._option_C] == np.arange(len(self._latency_Y))[:, None]
-        calls_Y = [len(np.unique(self._call_C[is_own_C])) for is_own_C in is_own_YC]
-        if chosen_G is None or not bounds.price.is_by_call:
-            is_own_YC, calls_Y = np.ones_like(is_own_YC), [0] * len(calls_Y)
+        calls_Y = np.array([len(np.unique(self._call_C[is_own_C])) for is_own_C in is_own_YC])
+        shares_Y = np.ones(len(calls_Y))
+        if chosen_G is None or not bounds.price.is_by_call:  # one line for all classes
+            shares_Y, calls_Y = calls_Y / calls_Y.sum(), np.full_like(calls_Y, calls_Y.sum())
+            is_own_YC = np.ones_like(is_own_YC)
         works_2W, lines = self._steps_2W.copy(), []
         columns_CH = columns_PH[self._row_C]
-        for own, (is_own_C, calls) in enumerate(zip(is_own_YC, calls_Y, strict=True)):
+        for own, (is_own_C, calls) in enumerate(zip(is_own_YC, calls_Y.tolist(), strict=True)):
             sums_H = (weight_W[self._option_C] * is_own_C) @ columns_CH
             if not sums_H.any():
                 sums_H, calls = weight_W[self._option_C] @ columns_CH, 0
@@ -340,8 +351,8 @@ class _Bounds:
             works_2W[:, is_own_W] += self._sum_copies(line.compute_work(columns_PH))[:, is_own_W]
         parts_2FU = self._cuts.part_work_2FU(kind, lines, self._class_W) + self._cuts.shared_work_2FU
         works_2W[:, self._cuts.options] = self._cuts.least_work_2(parts_2FU)
-        at_0_2 = np.min([line.at_0_2 for line in lines], axis=0) + np.sum([line.below_2 for line in lines], axis=0)
-        return _Lines((tuple(lines),), at_0_2, works_2W)
+        below_Y2 = shares_Y[:, None] * [line.below_2 for line in lines]
+        return _Lines((tuple(lines),), np.min([line.at_0_2 for line in lines], axis=0), below_Y2, works_2W)
 
     def _sum_copies(self, works_2P: FloatArray) -> FloatArray:
         """Sum the work of each option's looked-up rows over all its devices."""
