@@ -113,10 +113,13 @@ def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
     )
 
 
+# Line rate of EFA per GPU of an AWS p5.48xlarge, and of PCIe 4.0 x16 in one direction.
+EFA_LINE_GB_S, PCIE4_GB_S = 50.0, 31.5
 # Share of a NIC's line rate that a multi-node all-to-all reaches: 19.1 of 25 and 38.4 of 50 GB/s.
 NIC_SHARE = 0.766
 # Latency of InfiniBand over that of EFA: an all-reduce of 1 MB on 2 x 8 H100 takes 87 us.
 INFINIBAND_LATENCY = 0.3
+_TWO_CLUSTERS = "24 GB/s of 32 x A100 and 48 GB/s of 32 x H100, each predicted from the other"
 
 
 def nic_by_rule(line_gb_s: float, name: str) -> Link:
@@ -137,17 +140,9 @@ def nic_by_rule(line_gb_s: float, name: str) -> Link:
         f"times {INFINIBAND_LATENCY}",
         bandwidth_gb_s=line_gb_s * NIC_SHARE,
         curves=tuple(curves),
-        evidence=(
-            Evidence(
-                "24 GB/s of 32 x A100 and 48 GB/s of 32 x H100, each predicted from the other", SLIDE, 2, 2, 0.7, 0.8
-            ),
-        ),
+        evidence=(Evidence(_TWO_CLUSTERS, SLIDE, 2, 2, 0.7, 0.8),),
         extrapolated_from="efa_400g and two points",
     )
-
-
-# Line rate of EFA per GPU of an AWS p5.48xlarge, and of PCIe 4.0 x16 in one direction.
-EFA_LINE_GB_S, PCIE4_GB_S = 50.0, 31.5
 
 
 def host_by_rule(line_gb_s: float, generation: str) -> Link:
@@ -191,22 +186,10 @@ def _nvlink(line_gb_s: float, spans: float) -> Link:
 
 
 # benchmarks/scripts/fit_links.py computed the errors.
-_SAME_LINE = Evidence(
-    "collectives of 2 to 8 H100, H200, B200 and GB200, each predicted from the other link of its line rate",
-    _NCCL_TESTS,
-    898,
-    898,
-    3.7,
-    10.5,
-)
-_OTHER_LINE = Evidence(
-    "collectives of A100, H100, H200, B200 and GB200, each predicted from links of other line rates",
-    _NCCL_TESTS,
-    1147,
-    1147,
-    22.5,
-    57.6,
-)
+_FROM_SAME = "collectives of 2 to 8 H100, H200, B200 and GB200, each predicted from the other link of its line rate"
+_FROM_OTHER = "collectives of A100, H100, H200, B200 and GB200, each predicted from links of other line rates"
+_SAME_LINE = Evidence(_FROM_SAME, _NCCL_TESTS, 898, 898, 3.7, 10.5)
+_OTHER_LINE = Evidence(_FROM_OTHER, _NCCL_TESTS, 1147, 1147, 22.5, 57.6)
 
 LINKS: Mapping[str, Link] = _Links(
     {
