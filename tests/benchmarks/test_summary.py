@@ -85,9 +85,6 @@ def test_the_drop_of_transferred_networks_is_paired_with_those_trained_for_the_s
     assert "drop_ms" not in comparison(measured)["sharders"]["evenshard"]
 
 
-# Cost networks -------------------------------------------------------------------------------------------------------
-
-
 def test_network_accuracy_by_hand() -> None:
     samples = [[{"ms": 1.0}, {"ms": 2.0}, {"ms": None}, {"ms": 4.0}], [{"ms": 10.0}, {"ms": 20.0}]]
     placing = {

@@ -25,7 +25,10 @@ from support.tracking_builders import empty_file
 NUM_ROUNDS = 2
 # Tags that name a run or the settings of its loop, as do the files of costs (a pod knows its own sections alone), and
 # the description, which links to runs.
-OF_ONE_WAY = ("key", "params_hash", "loop_id", "costs_sha256", "costs_dvc_md5", "parentRunId", "backlog", NOTE)
+OF_ONE_WAY = (
+    *("key", "created_by", "params_hash", "loop_id", "costs_sha256", "costs_dvc_md5", "parentRunId", "backlog"),
+    NOTE,
+)
 OF_TIME = ("wall_s", "kernel_share_of_wall_time")
 
 
