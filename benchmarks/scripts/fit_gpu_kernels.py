@@ -123,9 +123,12 @@ BANDS = ((0.0, 1e5), (1e5, 8e6), (8e6, math.inf))
 LOAD_WEIGHT = 2  # of the loads in the fit, because they are few
 COSTS = "shards of the cost dataset"
 # Kinds of held-out times, and the programs that measured them.
-CALLS, PASSES, LOADS, OF_ONE = "random calls", "long passes of shards", "plans' loads", "loads of one table"
-TIMER = "benchmarks/shardbench/time_loads.py"
-BY = {CALLS: "benchmarks/scripts/gpu_kernels.py", PASSES: "evenshard benchmark", LOADS: TIMER, OF_ONE: TIMER}
+CALLS, PASSES, LOADS = "random calls", "long passes of shards", "plans' loads"
+BY = {
+    CALLS: "benchmarks/scripts/gpu_kernels.py",
+    PASSES: "evenshard benchmark",
+    LOADS: "benchmarks/shardbench/time_loads.py",
+}
 
 
 @dataclass(frozen=True)
@@ -338,13 +341,13 @@ class Judged(NamedTuple):
 
     @staticmethod
     def of_loads(profile: GpuProfile, loads: TimedLoads) -> list[Judged]:
-        """Judge forward and backward together of the loads that are not fitted."""
+        """Judge forward and backward together of the loads that are not fitted, apart if they have one table."""
         numbers = (loads.lookups_L, loads.predict_ms(profile).sum(axis=1), loads.timed_L2.sum(axis=1))
         fitted_L = loads.fitted_L
         one_L = np.array([sum(len(call.tables) for call in load) == 1 for load in loads.loads])
         return [
-            Judged(kind, loads.lookups_L[some_L & fitted_L], *(of_all_L[some_L & ~fitted_L] for of_all_L in numbers))
-            for kind, some_L in ((LOADS, ~one_L), (OF_ONE, one_L))
+            Judged(LOADS, loads.lookups_L[some_L & fitted_L], *(of_all_L[some_L & ~fitted_L] for of_all_L in numbers))
+            for some_L in (~one_L, one_L)
         ]
 
 
@@ -360,10 +363,11 @@ def by_band(optimizer: str, gpu: str, judged: Sequence[Judged]) -> Iterator[Evid
         if enough:
             errors = [Errors.of(one.predicted[some], one.measured[some]) for one, some in enough]
             lookups = np.concatenate([one.lookups[some] for one, some in inside])
+            kinds = list(dict.fromkeys(one.kind for one, _ in inside))
             worst = max(errors, key=lambda one: one.p90_percent)
             yield Evidence(
-                ", ".join(one.kind for one, _ in inside) + "; errors of the worst kind" * (len(inside) > 1),
-                f"one {gpu}, by {' and '.join(dict.fromkeys(BY[one.kind] for one, _ in inside))}",
+                "worst of " * (len(kinds) > 1) + " and ".join(kinds),
+                f"one {gpu}, by {' and '.join(BY[kind] for kind in kinds)}",
                 fitted,
                 len(lookups),
                 round(worst.median_percent, 2),
