@@ -40,9 +40,8 @@ def test_stated_errors_cover_the_calls_that_judge(name: str) -> None:
             if row.optimizers == (optimizer,) and row.lookups:
                 some = (lookups >= row.lookups[0] - 1) & (lookups <= row.lookups[1] + 1)
                 found = Errors.of(*(one[some] for one in times)).p90_percent
-                assert found <= row.p90_error_percent + 0.3, row
-                if optimizer == "adam":  # only calls were timed
-                    assert some.sum() == row.held_out and found == pytest.approx(row.p90_error_percent, abs=0.3)
+                assert found <= row.p90_error_percent + 0.3 and some.sum() <= row.held_out, row
+                assert optimizer != "adam" or some.sum() == row.held_out  # only calls were timed
 
 
 def test_another_card_takes_as_long() -> None:
