@@ -286,7 +286,7 @@ def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
     for least, most in pairwise(BANDS):
         some = (work.lookups >= least) & (work.lookups < most)
         of_fitted = shards.work.lookups[fitted_N]
-        errors = log_errors(predicted[some], measured_ms[some])
+        errors = Errors.of(predicted[some], measured_ms[some])
         evidence.append(
             Evidence(
                 "shards of 1 to 15 recorded tables, dims 4 to 128, FP32, batch 65,536: forward and backward together",
@@ -302,9 +302,9 @@ def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
     return Fitted(profile, tuple(evidence), text_table(lines, "<>>>>>", "  "))
 
 
-def log_errors(predicted: FloatArray, measured: FloatArray) -> Errors:
-    """Return the errors of log times, as evidence states them: 90 % of times are within a factor of e to the p90."""
-    return Errors.of(1 + np.log(predicted / measured), np.ones(len(measured)))
+def relative_errors(predicted: FloatArray, measured: FloatArray) -> Errors:
+    """Return the errors relative to the measured times, as tables of pages state them."""
+    return Errors(*np.percentile(100 * np.abs(predicted / measured - 1), [50, 90]).tolist())
 
 
 def lookups_range(lookups_N: FloatArray) -> tuple[float, float]:
@@ -319,7 +319,7 @@ def _both_ms(profile: GpuProfile, shards: MeasuredShards) -> tuple[FloatArray, F
 
 
 def _shard_line(label: str, predicted: FloatArray, measured_ms: FloatArray) -> list[str]:
-    errors = Errors.of(predicted, measured_ms)
+    errors = relative_errors(predicted, measured_ms)
     rank = float(np.corrcoef(*(np.argsort(np.argsort(ms)) for ms in (predicted, measured_ms)))[0, 1])
     shown = (errors.median_percent, errors.p90_percent)
     ratio = float(np.median(predicted / measured_ms))
@@ -355,7 +355,7 @@ def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
             error, ratio = _errors_of(own_ms), float(np.median([ms / point.ms for point, ms in own_ms.items()]))
             shown = (f"{ratio:.2f}", f"{error.median_percent:.1f}", f"{error.p90_percent:.1f}")
             summary.append([label, str(len(own_ms)), *shown])
-    logs = log_errors(np.array(list(held_out.values())), np.array([point.ms for point in held_out]))
+    logs = Errors.of(np.array(list(held_out.values())), np.array([point.ms for point in held_out]))
     evidence = Evidence(
         "kernels and calls of published configurations, each predicted by a fit to the others",
         POINTS_SOURCE,
@@ -371,7 +371,7 @@ def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
 
 
 def _errors_of(predicted: dict[Point, float]) -> Errors:
-    return Errors.of(np.array(list(predicted.values())), np.array([point.ms for point in predicted]))
+    return relative_errors(np.array(list(predicted.values())), np.array([point.ms for point in predicted]))
 
 
 def _fit(start: GpuProfile, points: Sequence[Point], fit: Fit) -> GpuProfile:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.references.rows import read_rows, run_script
+from benchmarks.scripts.fit_devices import lookups_range, relative_errors
 from benchmarks.scripts.gpu_kernels import Shard
 from benchmarks.shardbench.loads import Load, is_fitted, key_of, loads_of
 from benchmarks.shardbench.page import by_cell
@@ -117,14 +117,17 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 LONG_US = 100.0  # shorter kernels are hidden by their launches
 LONG_PASS_MS = 2.0  # of passes: launching the kernels takes up to 0.6 ms
-# Lookups of loads whose errors are stated separately.
-BANDS = ((0.0, 1e5), (1e5, 8e6), (8e6, 2e8))
+# Bands of lookups whose errors are stated separately.
+BANDS = ((0.0, 1e5), (1e5, 8e6), (8e6, math.inf))
 LOAD_WEIGHT = 2  # of the loads in the fit, because they are few
 COSTS = "shards of the cost dataset"
-CALLS = "all kernels of fused calls of random tables, pooled and not"
-LOADS = "all embedding work of a device in plans of several planners, FP32 and FP16, SGD"
-SCRIPT, TIMER = "benchmarks/scripts/gpu_kernels.py", "benchmarks/shardbench/time_loads.py"
-PASSES = "passes of shards of DLRM tables, FP16, row-wise Adagrad, batch 65,536"
+# Kinds of held-out times, and the programs that measured them.
+CALLS, PASSES, LOADS = "random calls", "long passes of shards", "plans' loads"
+BY = {
+    CALLS: "benchmarks/scripts/gpu_kernels.py",
+    PASSES: "evenshard benchmark",
+    LOADS: "benchmarks/shardbench/time_loads.py",
+}
 
 
 @dataclass(frozen=True)
@@ -269,7 +272,7 @@ def error_line(label: str, predicted: FloatArray, measured: FloatArray) -> list[
     """Return a row of the table: count, median ratio, and the errors of all calls and of the long calls."""
     cells = [label, str(len(measured)), f"{np.median(predicted / measured):.2f}"]
     for some in (np.ones(len(measured), dtype=bool), measured > LONG_US):
-        errors = Errors.of(predicted[some], measured[some]) if some.any() else None
+        errors = relative_errors(predicted[some], measured[some]) if some.any() else None
         cells += ["-", "-"] if errors is None else [f"{errors.median_percent:.1f}", f"{errors.p90_percent:.1f}"]
     return cells
 
@@ -312,63 +315,59 @@ def report_loads(profile: GpuProfile, loads: TimedLoads) -> str:
 
 
 class Judged(NamedTuple):
-    """Held-out times of one kind with their predictions, [M] each, and the lookups of the fitted ones."""
+    """Held-out times of one kind with their predictions and lookups, [M] each, and the lookups of the fitted ones."""
 
-    points: str
-    source: str
-    optimizers: tuple[str, ...]
+    kind: str
     fitted: FloatArray
     lookups: FloatArray
     predicted: FloatArray
     measured: FloatArray
 
     @staticmethod
-    def of_calls(
-        points: str, source: str, profile: GpuProfile, seen: Calls, judges: Calls, *kinds: Sequence[str]
-    ) -> Judged:
-        """Judge the sum of the kernels of each kind; a time that was not measured does not count."""
-        fitted_lookups, lookups = (
-            np.concatenate([one.shards.work.lookups[known_N(one, kernels)] for kernels in kinds])
-            for one in (seen, judges)
+    def of_calls(kind: str, profile: GpuProfile, seen: Calls, judges: Calls, *sums: Sequence[str]) -> Judged:
+        """Judge each of these sums of times; a time that was not measured does not count."""
+        fitted, lookups = (
+            np.concatenate([one.shards.work.lookups[known_N(one, names)] for names in sums]) for one in (seen, judges)
         )
-        predicted, measured = zip(*(times_us(profile, judges, kernels) for kernels in kinds), strict=True)
-        optimizers = (judges.shards.optimizer,)
-        return Judged(
-            points, source, optimizers, fitted_lookups, lookups, np.concatenate(predicted), np.concatenate(measured)
-        )
+        predicted, measured = zip(*(times_us(profile, judges, names) for names in sums), strict=True)
+        return Judged(kind, fitted, lookups, np.concatenate(predicted), np.concatenate(measured))
 
     @staticmethod
-    def of_loads(source: str, profile: GpuProfile, loads: TimedLoads) -> Judged:
-        """Judge forward and backward together of all loads that are not fitted."""
-        held_L = ~loads.fitted_L
-        predicted_L, timed_L = loads.predict_ms(profile).sum(axis=1)[held_L], loads.timed_L2.sum(axis=1)[held_L]
-        return Judged(LOADS, source, (SGD,), loads.lookups_L[~held_L], loads.lookups_L[held_L], predicted_L, timed_L)
-
-    def merge(self, other: Judged) -> Judged:
-        """Join with times of another kind."""
-        joined = (np.concatenate(pair) for pair in zip(self[3:], other[3:], strict=True))
-        optimizers = tuple(dict.fromkeys((*self.optimizers, *other.optimizers)))
-        points, source = ("; ".join(dict.fromkeys(pair)) for pair in zip(self[:2], other[:2], strict=True))
-        return Judged(points, source, optimizers, *joined)
-
-    def evidence(self, band: tuple[float, float] | None = None) -> Evidence:
-        """Return the evidence of the times in a band of lookups."""
-        low, high = band or (0.0, math.inf)
-        some = (self.lookups >= low) & (self.lookups < high)
-        errors = Errors.of(self.predicted[some], self.measured[some]) if some.any() else None
-        shown = (None, None) if errors is None else (round(errors.median_percent, 2), round(errors.p90_percent, 2))
-        fitted = int(((self.fitted >= low) & (self.fitted < high)).sum())
-        return Evidence(self.points, self.source, fitted, int(some.sum()), *shown, self.optimizers, band)
+    def of_loads(profile: GpuProfile, loads: TimedLoads) -> list[Judged]:
+        """Judge forward and backward together of the loads that are not fitted, apart if they have one table."""
+        numbers = (loads.lookups_L, loads.predict_ms(profile).sum(axis=1), loads.timed_L2.sum(axis=1))
+        fitted_L = loads.fitted_L
+        one_L = np.array([sum(len(call.tables) for call in load) == 1 for load in loads.loads])
+        return [
+            Judged(LOADS, loads.lookups_L[some_L & fitted_L], *(of_all_L[some_L & ~fitted_L] for of_all_L in numbers))
+            for some_L in (~one_L, one_L)
+        ]
 
 
-def by_band(preferred: Judged, others: Judged) -> list[Evidence]:
-    """Return the evidence of each band of lookups, with other times where the preferred ones are few."""
-    found = [preferred.evidence(band) for band in BANDS]
-    merged = preferred.merge(others)
-    all_bands = (
-        one if one.held_out >= MIN_HELD_OUT else merged.evidence(band) for one, band in zip(found, BANDS, strict=True)
-    )
-    return [one for one in all_bands if one.held_out >= MIN_HELD_OUT]
+def by_band(optimizer: str, gpu: str, judged: Sequence[Judged]) -> Iterator[Evidence]:
+    """Yield the evidence of each band of lookups: the errors of the kind of times that is predicted worst.
+
+    Kinds with too few held-out times count only in the numbers of times.
+    """
+    for low, high in BANDS:
+        fitted = sum(int(((one.fitted >= low) & (one.fitted < high)).sum()) for one in judged)
+        inside = [(one, some) for one in judged if (some := (one.lookups >= low) & (one.lookups < high)).any()]
+        enough = [(one, some) for one, some in inside if some.sum() >= MIN_HELD_OUT]
+        if enough:
+            errors = [Errors.of(one.predicted[some], one.measured[some]) for one, some in enough]
+            lookups = np.concatenate([one.lookups[some] for one, some in inside])
+            kinds = list(dict.fromkeys(one.kind for one, _ in inside))
+            worst = max(errors, key=lambda one: one.p90_percent)
+            yield Evidence(
+                "worst of " * (len(kinds) > 1) + " and ".join(kinds),
+                f"one {gpu}, by {' and '.join(BY[kind] for kind in kinds)}",
+                fitted,
+                len(lookups),
+                round(worst.median_percent, 2),
+                round(worst.p90_percent, 2),
+                (optimizer,),
+                lookups_range(lookups),
+            )
 
 
 def host_times_us(lines: Iterable[dict[str, Any]]) -> dict[str, float]:
@@ -393,7 +392,8 @@ def main() -> None:
     parser.add_argument("--adam", default="", help="profile that provides the constants of Adam, which are not fitted")
     parser.add_argument("--loads", default="", help="GPU whose timed loads are fitted, such as h100")
     parser.add_argument("--judge", type=Path, help="output of gpu_kernels on another card, which only judges")
-    parser.add_argument("--write", action="store_true", help="write the constants into the profile")
+    parser.add_argument("--write", action="store_true", help="write constants and errors into the profile")
+    parser.add_argument("--keep", action="store_true", help="do not fit: the errors of the profile's constants")
     args = parser.parse_args()
     lines = read_rows(args.measured)
     start = with_measured_memory(gpu_profile(args.profile), lines)
@@ -408,7 +408,8 @@ def main() -> None:
     costs = [halves(shards_of_costs(start, folder)) for folder in args.costs]
     loads = TimedLoads.of_gpu(start, args.loads) if args.loads else None
     of_loads = [] if loads is None else [loads.calls()] * LOAD_WEIGHT
-    profile = fitted_profile(start, (*fitted, *(one for one, _ in costs), *of_loads), free)
+    seen = (*fitted, *(one for one, _ in costs), *of_loads)
+    profile = gpu_profile(args.profile) if args.keep else fitted_profile(start, seen, free)
     print(report(profile, held_out, [one for _, one in costs]))
     if loads is not None:
         print(report_loads(profile, loads))
@@ -419,20 +420,21 @@ def main() -> None:
     if not args.write:
         return
     gpu = origin["hardware"].removeprefix("cuda: ")
-    sources = [f"one {gpu}: {origin['versions']}, by {one}" for one in (SCRIPT, "evenshard benchmark", TIMER)]
-    calls = [
-        Judged.of_calls(f"{CALLS}, {seen.shards.optimizer}", sources[0], profile, seen, judges, KERNELS)
-        for seen, judges in zip(fitted, held_out, strict=True)
-    ]
-    best = dict(zip(OPTIMIZERS, calls, strict=True))
+    judged = {
+        optimizer: [Judged.of_calls(CALLS, profile, *both, KERNELS)]
+        for optimizer, *both in zip(OPTIMIZERS, fitted, held_out, strict=True)
+    }
+    for both in costs:
+        judged[both[0].shards.optimizer].append(Judged.of_calls(PASSES, profile, *both, ("forward",), ("backward",)))
     if loads is not None:
-        best[SGD] = Judged.of_loads(sources[2], profile, loads)
-    for seen, judges in costs:
-        passes = Judged.of_calls(PASSES, sources[1], profile, seen, judges, ("forward",), ("backward",))
-        best[seen.shards.optimizer] = best[seen.shards.optimizer].merge(passes)
-    evidence = [one for optimizer, own in zip(OPTIMIZERS, calls, strict=True) for one in by_band(best[optimizer], own)]
-    evidence.append(replace(reduce(Judged.merge, calls).evidence(), points=CALLS))
+        judged[SGD] += Judged.of_loads(profile, loads)
+    # The wheel of FBGEMM 1.6.0 was unpacked on the H200, where it does not know its version.
+    card = f"{gpu}: {origin['versions'].replace('unpackaged', '1.6.0')}"
+    evidence = tuple(row for optimizer, own in judged.items() for row in by_band(optimizer, card, own))
     path = profile_path(args.profile)
+    if args.keep:
+        write_profile(path, {}, "", evidence, path)
+        return
     for values, what in (
         (free, f"fitted to kernels of one {gpu}, see evidence"),
         ([] if free == FREE else FULL_WARP, f"fitted: as the {args.adam} profile"),
@@ -442,7 +444,7 @@ def main() -> None:
         ((WEIGHT_STATE,), "guess: as a state per row"),
     ):
         numbers = {name: float(f"{getattr(profile, name):.4g}") for name in values}
-        write_profile(path, numbers, what, tuple(evidence), path)
+        write_profile(path, numbers, what, evidence, path)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from evenshard.tables.reuse import FloatArray
 EXACT = DeviceError(0.0, 10**6)
 # Bands of the share of work that two plans have in common.
 BANDS = ((0.0, 0.3), (0.3, 0.6), (0.6, 0.9), (0.9, 1.01))
-# Calls of random tables (``gpu_kernels``); those of the second H100 were not fitted. Bands of lookups.
+# Calls of random tables (``gpu_kernels``); no fit used those of the second H100 and those of Adam on the H200.
 CALLS = ("h100", "h100_second", "h200")
 LOOKUPS = {"below 0.1 M": (0.0, 1e5), "0.1 to 8 M": (1e5, 8e6), "from 8 M": (8e6, np.inf), "all": (0.0, np.inf)}
 # Plans are compared if their predicted times differ by less than this factor.
@@ -66,7 +66,7 @@ class TimedLoad(NamedTuple):
 
 def timed_loads(results: Sequence[Result]) -> Iterator[TimedLoad]:
     """Yield each load that was timed, once, with the cell of the first plan that has it."""
-    known, missing = set[str](), set[str]()
+    known, missing = set[tuple[str, str]](), set[str]()
     for cell, of_cell in by_cell(results).items():
         costs = part_costs(cell.machine.request(cell.tables), DeviceModel(cell.machine.hardware))
         times = kernel_times_of(cell.gpu)
@@ -77,14 +77,22 @@ def timed_loads(results: Sequence[Result]) -> Iterator[TimedLoad]:
                 timed = times.load_ms(load)
                 if timed is None and is_timed:
                     missing.add(key_of(load))
-                if load and timed is not None and key_of(load) not in known:
-                    known.add(key_of(load))
+                key = cell.gpu, key_of(load)
+                if load and timed is not None and key not in known:
+                    known.add(key)
                     yield TimedLoad(
                         cell, load, timed, (device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms)
                     )
     if missing or not known:
         count = f"{len(missing)} loads of timed plans" if missing else f"all loads of {len(results)} plans"
         raise BadInput(f"{count} have no times in {KERNEL_TIMES}. Fetch them with `dvc pull data.dvc`.")
+
+
+def timed_steps_ms(cell: Cell, plans: Sequence[Result]) -> list[float]:
+    """Return the step times of plans with timed kernels, and communication by the links of today, unlike a journal."""
+    task, times = cell.machine.task(cell.tables), kernel_times_of(cell.gpu)
+    found = [times.step_ms(task, parts_of(one), cell.machine.links) for one in plans]
+    return [ms for ms in found if ms is not None]
 
 
 def errors(results: Sequence[Result]) -> Iterator[str]:
@@ -105,7 +113,7 @@ def errors(results: Sequence[Result]) -> Iterator[str]:
         model, request = DeviceModel(cell.machine.hardware), cell.machine.request(cell.tables)
         costs, timed = part_costs(request, model), [one for one in of_cell if one.kernels_ms is not None]
         predicted = (price_parts(request, model, costs, costs.predict(parts_of(one)))[0].predicted_ms for one in timed)
-        pairs = np.array(list(zip(predicted, (one.kernels_ms for one in timed), strict=True)), dtype=float)
+        pairs = np.array(list(zip(predicted, timed_steps_ms(cell, timed), strict=True)), dtype=float)
         if len(pairs) > 2:
             ratios = pairs[:, 0] / pairs[:, 1]
             yield (
@@ -161,14 +169,13 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
     for cell, of_cell in by_cell(results).items():
         model, request = DeviceModel(cell.machine.hardware), cell.machine.request(cell.tables)
         costs, names = part_costs(request, model), [table.name for table in request.tables]
-        priced = []
-        for one in of_cell:
-            if one.kernels_ms is not None:
-                found, _ = price_parts(request, model, costs, costs.predict(parts_of(one)))
-                error = device_error(request, model, found)
-                low_ms, high_ms = interval_ms(found, error, EXACT, costs.pipeline)
-                inside_steps.append(low_ms <= one.kernels_ms <= high_ms)
-                priced.append((found, one.kernels_ms, error))
+        priced, timed = [], [one for one in of_cell if one.kernels_ms is not None]
+        for one, timed_ms in zip(timed, timed_steps_ms(cell, timed), strict=True):
+            found, _ = price_parts(request, model, costs, costs.predict(parts_of(one)))
+            error = device_error(request, model, found)
+            low_ms, high_ms = interval_ms(found, error, EXACT, costs.pipeline)
+            inside_steps.append(low_ms <= timed_ms <= high_ms)
+            priced.append((found, timed_ms, error))
         for (old, old_ms, old_error), (new, new_ms, new_error) in combinations(priced, 2):
             if set(old.parts) == set(new.parts) or not 1 / ALIKE < old.predicted_ms / new.predicted_ms < ALIKE:
                 continue
@@ -208,7 +215,8 @@ def timed_calls(results: Sequence[Result]) -> Iterator[TimedCalls]:
     for name in CALLS:
         profile = gpu_profile(name.partition("_")[0])
         for calls in calls_of(profile, read_rows(KERNEL_TIMES / f"{name}.jsonl.gz"), OPTIMIZERS):
-            some = calls if "_" in name else halves(calls)[1]
+            is_judge = "_" in name or (name, calls.shards.optimizer) == ("h200", "adam")
+            some = calls if is_judge else halves(calls)[1]
             times = times_us(profile, some, KERNELS)
             assert len(times[0]) == len(some.shards), "a kernel of a call was not timed"
             yield TimedCalls(profile, f"{name}, calls", calls.shards.optimizer, some.shards.work.lookups, *times)

@@ -47,7 +47,7 @@ def test_errors_that_are_alike_go_out_of_a_difference() -> None:
     assert compute_difference_error(3, 4, 0) == 5
     assert compute_difference_error(3, 3, 1) == 0
     assert compute_own_error(DeviceError(100.0, 100), 0) == pytest.approx(0.22**0.5)
-    assert compute_own_error(DeviceError(10.0, 100), 0.6) == pytest.approx((0.07**2 * 0.64 + 0.03**2) ** 0.5)
+    assert compute_own_error(DeviceError(10.0, 100), 0.6) == pytest.approx((0.06**2 * 0.64 + 0.03**2) ** 0.5)
     assert compute_difference_error(3, 3, MOST_ALIKE) == pytest.approx(3 * (2 * (1 - MOST_ALIKE)) ** 0.5)
 
 

@@ -29,7 +29,7 @@ def run(tables: Path, costs: Sequence[Path], profile: str, out: Path) -> str:
 
 
 def _report(start: GpuProfile, name: str, calibration: Calibration) -> list[str]:
-    errors = [["absolute error, %", "median", "p90", "fitted: median", "p90"]]
+    errors = [["error of log time, %", "median", "p90", "fitted: median", "p90"]]
     for time, after in calibration.after.items():
         before = calibration.before[time]
         percents = (before.median_percent, before.p90_percent, after.median_percent, after.p90_percent)

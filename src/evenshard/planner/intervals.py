@@ -28,7 +28,7 @@ KERNELS_UNLIKE, COMMUNICATION_UNLIKE = 0.2, 0.08
 # Fraction of the error variance of kernels that no two placements share.
 KERNELS_OWN = 0.02
 # Least errors of log kernel time for both fractions: effects that no fit of constants removes.
-LEAST_UNLIKE, LEAST_OWN = 0.07, 0.03
+LEAST_UNLIKE, LEAST_OWN = 0.06, 0.03
 
 
 def compute_difference_interval(

@@ -41,7 +41,7 @@ VENDOR = "NVIDIA"
 EVIDENCE = Evidence(
     "kernels, calls and shards of 6 GPUs; rules learned from the other GPUs predict each (errors of log time)",
     "sources of the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200; for the B200 AMD-AGI/Primus-DLRM",
-    1799,
+    1995,
     474,
     34.6,
     107.0,

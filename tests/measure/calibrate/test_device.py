@@ -275,6 +275,5 @@ def test_predicted_times_are_those_of_the_device_model(work: ShardWork) -> None:
 
 
 def test_errors_by_hand() -> None:
-    assert Errors.of(np.array([1.1, 1.8, 3.0]), np.array([1.0, 2.0, 2.0])) == Errors(
-        pytest.approx(10), pytest.approx(10 + 0.8 * 40)
-    )
+    predicted = np.exp([0.1, -0.1, 0.5])
+    assert Errors.of(2 * predicted, np.full(3, 2.0)) == Errors(pytest.approx(10), pytest.approx(10 + 0.8 * 40))

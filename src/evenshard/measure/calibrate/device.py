@@ -39,7 +39,7 @@ OUTLIER = 0.1  # relative errors above this count linearly instead of squared
 
 @dataclass(frozen=True)
 class Errors:
-    """Absolute relative errors of predicted times, % of the measured times: median and 90th percentile."""
+    """Absolute errors of the logarithm of predicted times, %: median and 90th percentile, as evidence states them."""
 
     median_percent: float
     p90_percent: float
@@ -47,7 +47,7 @@ class Errors:
     @staticmethod
     def of(predicted: FloatArray, measured: FloatArray) -> Errors:
         """Compute the errors from predicted and measured times; measured times must be positive and not empty."""
-        return Errors(*np.percentile(100 * np.abs(predicted / measured - 1), [50, 90]).tolist())
+        return Errors(*np.percentile(100 * np.abs(np.log(predicted / measured)), [50, 90]).tolist())
 
 
 @dataclass(frozen=True)
