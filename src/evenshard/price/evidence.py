@@ -177,9 +177,9 @@ def widest(*errors: DeviceError | None) -> DeviceError | None:
 
 
 def _describe_calls(optimizers: Sequence[str], lookups: Sequence[float]) -> str:
-    numbers = f"{' to '.join(f'{one:,.0f}' for one in lookups)} lookups"
-    parts = [*([" or ".join(optimizers)] if optimizers else []), *([numbers] if lookups else [])]
-    return f"with {' and '.join(parts)}" if parts else ""
+    rounded = (f"{float(f'{one:.2g}'):,.0f}" for one in lookups)
+    texts = [" or ".join(optimizers), f"{' to '.join(rounded)} lookups" * bool(lookups)]
+    return f"with {' and '.join(filter(None, texts))}" if any(texts) else ""
 
 
 def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
