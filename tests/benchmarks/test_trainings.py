@@ -36,8 +36,6 @@ def measure(jobs: Sequence[tuple[ShardingTask, Placement]]) -> list[PlacementCos
     return [FakeHardware().measure(*job) for job in jobs]
 
 
-# DreamShard -----------------------------------------------------------------------------------------------------------
-
 POOL = some_tables(60)
 TRAIN = [task(POOL[6 * n : 6 * n + 6], devices=2, task_id=f"train-{n}") for n in range(5)]
 TEST = [task(POOL[30 + 6 * n : 36 + 6 * n], devices=2, task_id=f"test-{n}") for n in range(5)]
@@ -69,8 +67,6 @@ def test_dreamshard_leaves_out_tasks_that_fit_nowhere() -> None:
     assert {one.task.task_id for one in trained.measured} == {"task"}
 
 
-# AutoShard ------------------------------------------------------------------------------------------------------------
-
 BALANCE = AutoShardConfig(
     fit=FitConfig(num_updates=300, minibatch_size=64, learning_rate=3e-3),
     impala=ImpalaConfig(num_updates=40, num_slots=16, unroll_length=20, sync_every=2, learning_rate=3e-3),
@@ -88,8 +84,6 @@ def test_from_measured_shards_to_a_balance_above_random() -> None:
     ]
     assert mean[0] > mean[1] + 0.15 and mean[0] > 0.75
 
-
-# evenshard ------------------------------------------------------------------------------------------------------------
 
 TABLES = some_tables(30)
 TASKS = tuple(task([TABLES[(n * 7 + i) % 30] for i in range(8)], 3, task_id=f"train-{n}") for n in range(6))
