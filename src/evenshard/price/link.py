@@ -117,7 +117,7 @@ def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
 EFA_LINE_GB_S, PCIE4_GB_S = 50.0, 31.5
 # Share of a NIC's line rate that a multi-node all-to-all reaches: 19.1 of 25 and 38.4 of 50 GB/s.
 NIC_SHARE = 0.766
-# Latency of InfiniBand over that of EFA: an all-reduce of 1 MB on 2 x 8 H100 takes 87 us.
+# Latency of InfiniBand over that of EFA, rounded up: an all-reduce of 1 MB on 2 x 8 H100 takes 87 us.
 INFINIBAND_LATENCY = 0.3
 _TWO_CLUSTERS = "24 GB/s of 32 x A100 and 48 GB/s of 32 x H100, each predicted from the other"
 
