@@ -30,9 +30,6 @@ from support.request_builders import request
 STATE = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
 
 
-# Every way to cut columns ---------------------------------------------------------------------------------------------
-
-
 def part_bytes(asked: PlacementRequest, table: Table, columns: int) -> int:
     per_row, per_weight = STATE[asked.optimizer]
     return table.num_rows * (per_row + columns * (per_weight + table.weight_bits // 8)) if columns else 0
@@ -129,9 +126,6 @@ def test_tight_requests_are_placed_exactly_where_there_is_a_way() -> None:
         check_remedies(asked, message)
         ends[message == ""] += 1
     assert min(ends.values()) > 10
-
-
-# By hand -------------------------------------------------------------------------------------------------------------
 
 
 def adagrad(*rows: int, gb: float, devices: int = 3, dim: int = 64, **more: Any) -> PlacementRequest:

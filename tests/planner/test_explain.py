@@ -50,9 +50,6 @@ def all_changes(answer: PlacementAnswer, table: str, monkeypatch: pytest.MonkeyP
     return {one.change: one.step_ms for one in explain(answer, additive(), table).changes}
 
 
-# The slowest device --------------------------------------------------------------------------------------------------
-
-
 def test_the_slowest_device_and_what_would_help() -> None:
     found = explain(four(), additive())
     assert (found.slowest_device, found.step_ms, found.num_devices, found.model) == (0, 8.0, 3, "additive")
@@ -83,9 +80,6 @@ def test_three_changes_at_most_the_best_first_and_each_table_once() -> None:
     found = explain(answered(asked(works, 3, sharding_types=(TABLE_WISE,)), (0,) * 6), additive())
     assert len(found.changes) == NUM_CHANGES and found.num_tried == 6
     assert [one.table for one in found.changes] == ["t5", "t4", "t3"]  # the heaviest save most
-
-
-# Changes of one table ------------------------------------------------------------------------------------------------
 
 
 def test_a_table_that_is_asked_for() -> None:
@@ -150,9 +144,6 @@ def test_changes_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(one.startswith("switch") for one in all_changes(answer, "b", monkeypatch)), "host 1 has no room"
 
 
-# Rules ---------------------------------------------------------------------------------------------------------------
-
-
 def test_rules_hold_for_what_is_proposed() -> None:
     # a may not leave; b may go to device 1 (5 and 7 ms), or be swapped there with c (9 ms)
     bound = four(rules=Rules(pinned={"a": (0,)}, forbidden={"b": (2,)}))
@@ -196,9 +187,6 @@ def test_an_unknown_table_meets_those_of_similar_names() -> None:
         explain(answer, additive(), "click")
     with pytest.raises(BadConfig, match="It has clicks, views"):
         explain(answer, additive(), "zzz")
-
-
-# The command ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
