@@ -145,13 +145,15 @@ def results_of(cell: Cell, planner: Planner) -> list[Result]:
 def check_times(results: Sequence[Result]) -> None:
     """Check that all plans that were timed have their times.
 
-    Plans are the same as those of the published table if they cost as much by the linear model.
+    Plans are the same as those of the published table if they cost as much by the linear model. Planners that plan by the
+    device model or learned from it are left out, because a new device model changes their plans.
     """
 
     def describe(one: Result) -> tuple[object, ...]:
         return one.cell, one.planner, one.variant, one.parts_count, one.linear_ms
 
-    timed = {describe(one) for one in read_csv(PUBLISHED) if one.kernels_ms is not None}
+    published = (one for one in read_csv(PUBLISHED) if one.own_oracle != "device")
+    timed = {describe(one) for one in published if one.kernels_ms is not None}
     missing = sum(one.kernels_ms is None and describe(one) in timed for one in results)
     if missing:
         raise BadInput(

@@ -173,7 +173,7 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
 def device_error(request: PlacementRequest, model: Model, found: PredictedParts | PricedParts) -> DeviceError | None:
     """Return the largest error of the machine's hardware for the request's optimizers and the slowest device's lookups.
 
-    It is assumed if this device has tables outside of its memory: no such times were held out. None for real hardware.
+    It is assumed if tables are outside of device memory: no such times were held out. None for real hardware.
     """
     task, slowest = request.task(), slowest_device(found.devices)
     held = list_held_parts(task, parts_by_table(task, found.parts))
@@ -183,8 +183,7 @@ def device_error(request: PlacementRequest, model: Model, found: PredictedParts 
     kinds = dict.fromkeys(hardware_of_devices(request))
     models = [model if name == request.hardware else model_of(None, name) for name in kinds]
     error = widest(*(one.device_error(optimizer, lookups) for one in models for optimizer in optimizers))
-    on_device = (part.storage.is_on_device for part in found.parts if slowest in part.devices)
-    if error is None or model.trained_on is not None or all(on_device):
+    if error is None or model.trained_on is not None or all(part.storage.is_on_device for part in found.parts):
         return error
     return error.assumed("with tables outside of device memory")
 
