@@ -145,8 +145,8 @@ def results_of(cell: Cell, planner: Planner) -> list[Result]:
 def check_times(results: Sequence[Result]) -> None:
     """Check that all plans that were timed have their times.
 
-    Plans are the same as those of the published table if they cost as much by the linear model. Planners that plan by the
-    device model or learned from it are left out, because a new device model changes their plans.
+    Plans are the same as those of the published table if they cost as much by the linear model. Planners that use the
+    device model are left out, because a new device model changes their plans.
     """
 
     def describe(one: Result) -> tuple[object, ...]:
