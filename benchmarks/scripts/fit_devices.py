@@ -356,6 +356,8 @@ def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
             shown = (f"{ratio:.2f}", f"{error.median_percent:.1f}", f"{error.p90_percent:.1f}")
             summary.append([label, str(len(own_ms)), *shown])
     logs = Errors.of(np.array(list(held_out.values())), np.array([point.ms for point in held_out]))
+    pooling = [sum(table.pooling_factor for table in point.tables) for point in points]
+    lookups = np.array(pooling) * [point.batch_size for point in points]
     evidence = Evidence(
         "kernels and calls of published configurations, each predicted by a fit to the others",
         POINTS_SOURCE,
@@ -364,7 +366,7 @@ def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
         round(logs.median_percent, 2),
         round(logs.p90_percent, 2),
         tuple(sorted({point.optimizer for point in points})),
-        lookups_range(np.array([sum(one.pooling_factor for one in of.tables) * of.batch_size for of in points])),
+        lookups_range(lookups),
     )
     tables = (text_table(summary, "<>>>>", "  "), text_table(lines, "<" + ">" * 5 + "<>>>", "  "))
     return Fitted(profile, (evidence,), "\n\n".join(tables))
@@ -522,10 +524,10 @@ def _write(name: str, fit: Fit, fitted: Fitted) -> None:
     own = {one: value for one, value in values.items() if one in moved}
     measured = set() if fit.takes_from else {MEMORY}  # its source is not the fit's
     others = {one: getattr(start, one) for one in FREE_CONSTANTS if one not in moved | measured}
-    for source, constants in groupby(sorted(others | own, key=source_of), source_of):
-        write_profile(
-            path, {one: (others | own)[one] for one in constants}, source, fitted.evidence, path, fit.extrapolated_from
-        )
+    constants = others | own
+    for source, names in groupby(sorted(constants, key=source_of), source_of):
+        of_source = {name: constants[name] for name in names}
+        write_profile(path, of_source, source, fitted.evidence, path, fit.extrapolated_from)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import argparse
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,7 +169,7 @@ def halves(calls: Calls) -> tuple[Calls, Calls]:
 def fitted_profile(profile: GpuProfile, calls: Sequence[Calls], free: Sequence[str]) -> GpuProfile:
     """Fit the ``free`` constants of all kernels."""
     starts = {name: value for name, value in STARTS.items() if name in free}
-    measured = [one.shards for one in calls if len(one.shards)]
+    measured = [fitted.shards for fitted in calls if len(fitted.shards)]
     found = fit_constants(replace(profile, **starts, **UNSEEN, **LAUNCHES), measured, free)[0]
     return replace(found, **{WEIGHT_STATE: found.row_state_share})
 
@@ -210,19 +211,21 @@ class TimedLoads:
     @staticmethod
     def of_gpu(profile: GpuProfile, gpu: str) -> TimedLoads:
         """Read the loads of the timed plans of a GPU."""
-        results = [one for one in read_journal(PLANS) if one.status == FITS and one.gpu == gpu]
+        plans = [plan for plan in read_journal(PLANS) if plan.status == FITS and plan.gpu == gpu]
         times, found = kernel_times_of(gpu), dict[str, Load]()
-        for cell, of_cell in by_cell(results).items():
+        for cell, plans_of_cell in by_cell(plans).items():
             task = cell.machine.task(cell.tables)
-            found |= {key_of(load): load for one in of_cell for load in loads_of(task, parts_of(one)) if load}
+            for plan in plans_of_cell:
+                found |= {key_of(load): load for load in loads_of(task, parts_of(plan)) if load}
         loads = [load for key, load in found.items() if key in times.runs]
         calls = [call for load in loads for call in load]
-        lookups = [call.lookups_priced() for call in calls]
-        call_P = np.repeat(np.arange(len(calls)), [len(one) for one in lookups])
+        lookups_of_calls = [call.lookups_priced() for call in calls]
+        call_P = np.repeat(np.arange(len(calls)), list(map(len, lookups_of_calls)))
         counter = WorkCounter(profile)
-        work = counter.shard_work(work_columns(counter, [one for some in lookups for one in some]), call_P, len(calls))
+        columns_PC = work_columns(counter, list(chain.from_iterable(lookups_of_calls)))
+        work = counter.shard_work(columns_PC, call_P, len(calls))
         load_N = np.repeat(np.arange(len(loads)), [len(load) for load in loads])
-        values_N = [sum(rows * columns for rows, columns, _ in one.tables) * one.is_dense for one in calls]
+        values_N = [sum(rows * columns for rows, columns, _ in call.tables) * call.is_dense for call in calls]
         lookups_L, replicas_L = (np.bincount(load_N, one_N) for one_N in (work.lookups, values_N))
         timed_L2 = np.array([times.load_ms(load) for load in loads])
         return TimedLoads(loads, work, load_N, timed_L2, lookups_L, replicas_L, gpu)
@@ -237,7 +240,7 @@ class TimedLoads:
         chosen = np.flatnonzero(self.fitted_L)
         kernels_ms = kernel_times_of(self.gpu).kernels_ms
         known = [kernels_ms.get(key_of(self.loads[at]), {}) for at in chosen]
-        times = {name: np.array([one.get(name, np.nan) for one in known]) for name in KERNELS}
+        times = {kernel: np.array([times_ms.get(kernel, np.nan) for times_ms in known]) for kernel in KERNELS}
         forward, backward = self.timed_L2[chosen].T
         times_NM = stack_times(len(chosen), forward=forward, backward=backward, **times)
         work = self.works.select(np.flatnonzero(self.fitted_L[self.load_N]))
@@ -310,12 +313,12 @@ def report_loads(profile: GpuProfile, loads: TimedLoads) -> str:
         if chosen.any():
             both = error_line(label, predicted_L2[chosen].sum(axis=1), loads.timed_L2[chosen].sum(axis=1))[:5]
             ratios_2 = np.median(predicted_L2[chosen] / loads.timed_L2[chosen], axis=0)
-            lines.append([*both, *(f"{one:.2f}" for one in ratios_2)])
+            lines.append([*both, *(f"{ratio:.2f}" for ratio in ratios_2)])
     return text_table(lines, "<" + ">" * 6, "  ")
 
 
 class Judged(NamedTuple):
-    """Held-out times of one kind with their predictions and lookups, [M] each, and the lookups of the fitted ones."""
+    """Held-out times of one kind of call, their predictions and lookups, [M] each, and the lookups of the fit."""
 
     kind: str
     fitted: FloatArray

@@ -1,6 +1,7 @@
 """Fit of links to published nccl-tests, with its errors: links in a node, and EFA between nodes.
 
     python -m benchmarks.scripts.fit_links [--truth FOLDER] [--write]
+    python -m benchmarks.scripts.fit_links --plans
 
 The folder has published measurements (its README names their sources), which are not part of the project. --write
 writes the curves to evenshard/price/profiles/links. The fit is that of ``evenshard calibrate-link``.
@@ -17,18 +18,21 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from scipy.optimize import minimize
 
+import evenshard
 from benchmarks.references import others_measurements
 from benchmarks.references.rows import read_rows, run_script
 from evenshard.base.messages import text_table
 from evenshard.measure.calibrate.link import ExchangePoint, fit_curve, fit_link, write_link
 from evenshard.placement.nodes import Nodes
+from evenshard.planner.pricing import part_costs
 from evenshard.price.collectives import (
     Links,
     TierBytes,
@@ -39,7 +43,7 @@ from evenshard.price.collectives import (
 )
 from evenshard.price.evidence import Evidence
 from evenshard.price.hardware import link_profile_path
-from evenshard.price.link import EFA_LINE_GB_S, GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
+from evenshard.price.link import EFA_LINE_GB_S, GPUS_OF_A_NODE, LINKS, NVLINK_GB_S, nvlink_by_rule
 from evenshard.price.link_model import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -50,17 +54,19 @@ from evenshard.price.link_model import (
     bus_factor,
     curve_at,
 )
+from evenshard.sharders.model import DeviceModel
 from evenshard.tables.reuse import FloatArray
 
 FILE, NODES_FILE = "nccl.csv", "collectives_2026.csv"
 SOURCE = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51, systems/data/*/comm/nccl)"
+PCIE = "pcie4_host"
 LINK_OF_GPU = {
     "a100_sxm": "nvlink_a100",
     "h100_sxm": "nvlink_h100",
     "h200_sxm": "nvlink_h200",
     "b200_sxm": "nvlink_b200",
     "gb200": "nvlink_gb200",
-    "l40s": "pcie4_host",
+    "l40s": PCIE,
 }
 # All-reduces of one node in the second file, timed by others.
 ALSO_OF_GPU = {"A100": "nvlink_a100", "H100": "nvlink_h100", "H200": "nvlink_h200", "GB200": "nvlink_gb200"}
@@ -318,13 +324,49 @@ def between_errors(link: Link, truth: Mapping[tuple[str, int], Rows]) -> FloatAr
     return np.concatenate(found)
 
 
+# Plans ---------------------------------------------------------------------------------------------------------------
+
+
+def measured_link(of_kind: Mapping[tuple[str, int], Rows]) -> Link:
+    """Return the link of 8 L40S with a point at every measured size, the mean of its times."""
+    curves = []
+    for kind, rows in of_kind.items():
+        sizes = np.unique(rows.moved_P)
+        us = np.maximum.accumulate([rows.us_P[rows.moved_P == size].mean() for size in sizes])
+        gb_s = float((sizes[-1] - sizes[-2]) / (us[-1] - us[-2]) / 1e3)
+        curves.append(Curve(*kind, (0.0, *(sizes / 1e3).tolist()), (us[0].item(), *us.tolist()), gb_s))
+    return replace(LINKS[PCIE], curves=tuple(curves), evidence=())
+
+
+def plan_losses(of_kind: Mapping[tuple[str, int], Rows]) -> Iterator[str]:
+    """Yield, for plans made with the fitted link and with PCIe 4 with peer-to-peer, the loss under all measured times.
+
+    The loss is against the plan that is made with all measured times. Kernels are simulated.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "measured.yaml"
+        write_link(measured_link(of_kind), "every measured size", path)
+        for tables in ("mlperf_dlrm_v2", "criteo_1tb"):
+            given = {"num_devices": 8, "memory_cap_gb": 40.0, "hardware": "l40s", "batch_size": 65_536}
+            best = evenshard.place(tables, **given, intra=str(path))
+            costs = part_costs(best.request, DeviceModel("simulated:l40s"))
+            for name in (PCIE, "pcie4"):
+                found_ms = costs.predict(evenshard.place(tables, **given, intra=name).parts).predicted_ms
+                loss_pct = 100 * (found_ms / best.predicted_ms - 1)
+                yield f"{tables} on 8 x l40s, planned with {name}: {loss_pct:.1f} % longer"
+
+
 def main() -> None:
     """Fit the links, print the errors, and write the profiles with --write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--truth", type=Path, default=others_measurements.default_folder(), help="folder of the files")
     parser.add_argument("--write", action="store_true", help="write the profiles")
+    parser.add_argument("--plans", action="store_true", help="print the loss of plans for 8 L40S, and no errors")
     args = parser.parse_args()
     truth, noise = read_truth(args.truth)
+    if args.plans:
+        print("\n".join(plan_losses(truth[PCIE])))
+        return
     print(f"{sum(len(rows.us_P) for of in truth.values() for rows in of.values())} rows, and {noise} that are noise\n")
     cells = [("link", "collective", "GPUs", "points", "fitted: median", "worst", "left out: median", "worst")]
     links = {}

@@ -139,7 +139,7 @@ def test_an_answer_states_the_error_for_its_optimizers_and_the_lookups_of_its_sl
     large = replace(adam.request, batch_size=5000)
     priced = part_costs(large, model).predict(whole)  # 5,000 x 90 lookups on the slower device
     assert device_error(large, model, priced) == DeviceError(45.0, 0, "with adam and 450,000 lookups")
-    far = replace(priced, parts=tuple(replace(part, storage=Storage(FUSED_UVM)) for part in whole))
+    far = replace(priced, parts=(replace(whole[0], storage=Storage(FUSED_UVM)), whole[1]))  # on the faster device
     assert device_error(adam.request, model, far) == DeviceError(45.0, 0, "with tables outside of device memory")
 
 

@@ -191,6 +191,10 @@ def test_bus_bandwidths_of_four_nodes_are_those_that_nvidia_shows() -> None:
         assert moved_kb / even_us(inter, 4e9, 32) < float(point["bw_gb_s"])
 
 
+def test_without_peer_to_peer_pcie_5_is_twice_as_fast() -> None:
+    assert link("pcie5_host").even_gb_s(8) == pytest.approx(2 * link("pcie4_host").even_gb_s(8))
+
+
 def test_an_all_reduce_of_two_nodes_takes_as_long_as_published() -> None:
     """1 MB on 2 x 8 H100 takes 87 us; the rule is a little high."""
     machine, links = Nodes(16, 8, inter="infiniband_ndr"), Links(link("nvlink_h100"), link("infiniband_ndr"))
