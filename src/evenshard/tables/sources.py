@@ -7,6 +7,8 @@ public set        a name of ``catalog_names()``                            yes
 table file        .yaml, .yml, .json, .csv, .parquet                       yes
 DLRM batch file   .pt, .pt.gz                                              no, it is traffic
 traffic folder    a folder of .parquet files or of .pt files               no, it is traffic
+file of a tool    TorchEasyRec, HugeCTR, NVTabular, Merlin; see ``tools``  yes
+list of sizes     45833188-36746-17245, or a file with these numbers       yes
 ================  =======================================================  =================================
 
 A single Parquet file is read as a table file. A sample of traffic in one Parquet file needs a folder of its own, or is
@@ -31,7 +33,7 @@ from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, cut, did_you_mean
 from evenshard.tables.assumptions import Assumption, TableSet, assume_reuse_bins, assume_weight_bits
 from evenshard.tables.files import load_tables_with_assumptions, missing_columns_error, tables_of_records
-from evenshard.tables.formats import TABLE_SUFFIXES
+from evenshard.tables.formats import NO_TABLES, TABLE_SUFFIXES
 from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
 from evenshard.tables.table import Table, check_weight_bits
@@ -168,6 +170,10 @@ def tables_from(
     match kind_of_source(source):
         case SourceKind.CATALOG:
             table_set = replace(_public_set(str(source), batch_size, embedding_dim), missed=tuple(columns or ()))
+        case SourceKind.TABLE_FILE | None if found := _of_other_tool(
+            source, batch_size, embedding_dim, default_pooling_factor, columns
+        ):
+            table_set = found
         case SourceKind.TABLE_FILE:
             if embedding_dim is not None:
                 raise BadConfig(f"{source} states each table's dim. Leave embedding_dim ({embedding_dim}) out.")
@@ -178,9 +184,19 @@ def tables_from(
             if traffic is not None:
                 raise BadConfig(f"{source} is a sample of traffic itself. Leave traffic ({traffic}) out.")
             table_set = _of_traffic(Path(source), batch_size, embedding_dim, columns)
+        case None if Path(source).is_file():
+            raise BadFile(source, *NO_TABLES)
         case None:
             raise _no_such_source(source)
     return complete_tables(table_set, batch_size, traffic, weight_bits, columns, str(source))
+
+
+def _of_other_tool(source: str | PathLike[str], *settings: Any) -> TableSet | None:
+    if str(source).lower().endswith(".parquet"):
+        return None
+    from evenshard.tables.tools.reader import load_tool_tables  # most requests have a table file or a public set
+
+    return load_tool_tables(str(source), *settings)
 
 
 def tables_in_python(
