@@ -1,11 +1,7 @@
-"""Tables of TorchEasyRec's pipeline configs.
+"""Tables of TorchEasyRec's pipeline configs, by the rules of its tzrec/features and tzrec/modules/embedding.py.
 
-A table belongs to an ``embedding_name``, or to a feature without one. It is pooled for the features of deep and wide
-groups, and a sequence for those of sequence groups. Rows, names and dims follow tzrec/features and
-tzrec/modules/embedding.py.
+Features with one ``embedding_name`` share a table, but sequence groups have tables of their own, without pooling.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +12,6 @@ from evenshard.tables.tools.protobuf_text import Message, first
 from evenshard.tables.tools.tool_file import ToolFile
 
 _WIDE, _SEQUENCES = "WIDE", ("SEQUENCE", "JAGGED_SEQUENCE")
-_WIDE_DIM, _WIDE_DIMS = 4, {"xdeepfm": 16}  # default dim of tables in wide groups, and exceptions by model
 _ROWS = (("zch", "zch_size"), ("dynamicemb", "max_capacity"), ("hash_bucket_size",), ("num_buckets",))
 _LENGTH, _IS_SEQUENCE = "sequence_length", "is sequence"  # the latter is added here
 
@@ -27,10 +22,11 @@ def read_easyrec(config: Message, found: ToolFile) -> None:
     if batch_size := first(config, "data_config", "batch_size"):
         found.batch = f"{batch_size:,} samples per device"
     features, model = dict(_list_features(config)), first(config, "model_config", default={})
-    wide_dim = next((dim for name, dim in _WIDE_DIMS.items() if name in model), _WIDE_DIM)
-    wide_dim = next((dim for name in model if (dim := first(model, name, "wide_embedding_dim"))), wide_dim)
-    usual = ((name, _SEQUENCES[0] if _IS_SEQUENCE in spec else "", "") for name, spec in features.items())
-    uses = list(_list_uses(model)) or list(usual)
+    stated = (first(model, name, "wide_embedding_dim") for name in model)
+    wide_dim = next(filter(None, stated), 16 if "xdeepfm" in model else 4)
+    uses = list(_list_uses(model)) or [
+        (name, _SEQUENCES[0] if _IS_SEQUENCE in spec else "", "") for name, spec in features.items()
+    ]
     tables: dict[tuple[str, bool, int | None], dict[str, Message]] = {}
     for name, group, suffix in uses:
         if (spec := features.get(name)) and _num_rows(spec) is not None:
@@ -42,15 +38,14 @@ def read_easyrec(config: Message, found: ToolFile) -> None:
         spec, name = next(iter(specs.values())), table
         if is_sequence and table in pooled:
             name += "_sequence"
-            found.assume(name, "name", f"the sequences of {table}, which TorchEasyRec keeps in a second table")
+            found.assume(name, "name", "a second table for sequences, as in TorchEasyRec")
         lookups = {feature: _lookups(spec) for feature, spec in specs.items()}
         pooling = SEQUENCE if is_sequence else first(spec, "pooling")
         more = {"data_type": first(spec, "data_type"), "is_weighted": first(spec, "weighted")}
         found.add(name, _num_rows(spec), dim, lookups, pooling=pooling, **more)
         if any(lookups[feature] and _IS_SEQUENCE in spec for feature, spec in specs.items()):
-            found.assume(name, "pooling_factor", f"{_LENGTH}, the longest sequence")
-    unread = [name for name, *_ in uses if "vocab_file" in features.get(name, {})]
-    if unread:
+            found.assume(name, "pooling_factor", "the longest sequence, by sequence_length")
+    if unread := [name for name, *_ in uses if "vocab_file" in features.get(name, {})]:
         found.notes.append(f"no table for features with their rows in a vocab_file: {names_text(unread)}.")
 
 

@@ -1,7 +1,5 @@
 """Tables of HugeCTR's models, and of NVTabular's and Merlin's schemas."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -20,8 +18,7 @@ _STRUCT_DIM, _JSON_DIM = re.compile(rb"dimension\x12\t\x11(.{8})", re.DOTALL), r
 def read_hugectr(model: Mapping[str, Any], found: ToolFile) -> None:
     """Add the tables of a model: one per slot, or one per layer if the file does not state the rows of its slots."""
     found.kind, solver, layers = "a HugeCTR model", model.get("solver", {}), model["layers"]
-    if "batchsize" in solver:
-        found.batch = f"{solver['batchsize']:,} samples over all devices"
+    found.batch = f"{solver['batchsize']:,} samples over all devices" if "batchsize" in solver else ""
     num_gpus = sum(map(len, solver.get("vvgpu") or [solver.get("gpu") or [0]]))
     data: Mapping[str, Any] = next((layer for layer in layers if "sparse" in layer), {"sparse": []})
     inputs, sizes_of, left = {}, {}, list(data.get("slot_size_array", []))
@@ -40,7 +37,7 @@ def read_hugectr(model: Mapping[str, Any], found: ToolFile) -> None:
             pooling = _COMBINERS.get(combiner, combiner)
             found.add(table, rows, own.get("embedding_vec_size"), lookups, pooling=pooling)
             if counts and not entry.get("is_fixed_length"):
-                found.assume(table, "pooling_factor", "nnz_per_slot, the most lookups of a sample")
+                found.assume(table, "pooling_factor", "the most of a sample, by nnz_per_slot")
             if not sizes:
                 found.assume(table, "num_rows", "the capacity of the layer, which has no slot_size_array")
 
@@ -55,7 +52,6 @@ def _group_slots(sizes: list[int]) -> Iterator[tuple[int, range]]:
 
 
 def _capacity(own: Mapping[str, Any], num_gpus: int) -> int | None:
-    """Return the rows of a layer whose slots share a hash table; None if the file does not state them."""
     of_all: int | None = own.get("max_vocabulary_size_global") or own.get("vocabulary_size")
     megabytes = own.get("workspace_size_per_gpu_in_mb", 0)
     of_gpu = own.get("max_vocabulary_size_per_gpu") or megabytes * 2**20 // (4 * own["embedding_vec_size"])
@@ -72,31 +68,27 @@ def as_message(content: Any) -> Any:
 
 def read_schema(schema: Message, found: ToolFile) -> None:
     """Add the tables of a schema's categorical features; as in Merlin, features of one domain share a table."""
-    found.kind, found.lacks_dim = "a Merlin schema", found.embedding_dim is not None
-    domains: dict[str, list[Message]] = {}
+    found.kind, domains, sequences = "a Merlin schema", dict[str, list[Message]](), set[str]()
     for feature in schema["feature"]:
-        is_categorical = first(feature, "int_domain", "is_categorical") or "categorical" in _tags(feature)
-        if is_categorical and first(feature, "int_domain", "max") is not None:
-            name = first(feature, "int_domain", "name") or first(feature, "name")
-            domains.setdefault(str(name), []).append(feature)
+        domain, tags = first(feature, "int_domain", default={}), first(feature, "annotation", default={}).get("tag", [])
+        words = {str(tag).lower().rpartition(".")[2] for tag in tags}
+        if "max" in domain and (first(domain, "is_categorical") or "categorical" in words):
+            name = str(first(domain, "name") or first(feature, "name"))
+            domains.setdefault(name, []).append(feature)
+            sequences |= {name} if "sequence" in words else set()
     for name, features in domains.items():
         rows = max(int(first(feature, "int_domain", "max")) for feature in features) + 1
-        dim = found.embedding_dim or next(filter(None, map(_dim, features)), None)
-        if dim is None:  # the rule of NVTabular's ``get_embedding_sizes``
+        dim = None if found.embedding_dim else next(filter(None, map(_dim, features)), None)
+        if not (dim or found.embedding_dim):  # the rule of NVTabular's ``get_embedding_sizes``
             dim = min(max(16, round(1.6 * float(rows**0.56))), 512)
             found.assume(name, "embedding_dim", f"{dim}, by NVTabular's rule for this number of rows")
         counts = {first(each, "name"): first(each, "value_count", "max") for each in features}
         lookups = {str(feature): float(count) if count else None for feature, count in counts.items()}
-        pooling = SEQUENCE if any("sequence" in _tags(feature) for feature in features) else None
-        found.add(name, rows, dim, lookups, pooling=pooling)
+        found.add(name, rows, dim, lookups, pooling=SEQUENCE if name in sequences else None)
         if any(lookups.values()):
-            found.assume(name, "pooling_factor", "value_count, the most values of a sample")
-        if pooling:
-            found.assume(name, "pooling", f"{pooling}, because of the tag sequence")
-
-
-def _tags(feature: Message) -> set[str]:
-    return {str(tag).lower().rpartition(".")[2] for tag in first(feature, "annotation", default={}).get("tag", [])}
+            found.assume(name, "pooling_factor", "the most of a sample, by value_count")
+        if name in sequences:
+            found.assume(name, "pooling", f"{SEQUENCE}, because of the tag sequence")
 
 
 def _dim(feature: Message) -> int | None:

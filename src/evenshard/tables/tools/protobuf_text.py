@@ -1,7 +1,5 @@
 """Reader of protobuf's text format without a schema, as in TorchEasyRec's pipeline configs and Merlin's schemas."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -35,7 +33,8 @@ def parse_text(text: str) -> Message:
             levels.append({})
             values[-1].append(levels[-1])
         elif kind in ("word", "text") and len(values) == depth:
-            value = _unescape(word) if kind == "text" else _scalar(word)
+            number = int(word) if word.lstrip("-").isdecimal() else {"true": True, "false": False}.get(word, word)
+            value = _unescape(word) if kind == "text" else number
             # Adjacent strings are one string.
             values[-1].append(values[-1].pop() + value if kind == before == "text" else value)
         elif kind != "comma":
@@ -60,9 +59,3 @@ def _unescape(quoted: str) -> str:
         return bytes([int(found[1], 8) & 0xFF]) if found[1].isdigit() else _CONTROL.get(found[1], found[1])
 
     return _ESCAPE.sub(decode, quoted[1:-1].encode()).decode(errors="surrogateescape")
-
-
-def _scalar(word: str) -> Any:
-    if re.fullmatch(r"-?\d+", word):
-        return int(word)
-    return {"true": True, "false": False}.get(word, word)

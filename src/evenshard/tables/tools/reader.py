@@ -1,7 +1,5 @@
 """Recognition of other tools' files, and of lists of sizes, by their content."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -25,8 +23,6 @@ _JSON = re.compile(r"\s*(\{|\[\s*[^\s{])")
 _PROTOBUF = re.compile(r"^\s*(feature_configs|feature)\s*:?\s*[{<]", re.MULTILINE)
 # Numbers with dashes (DLRM), commas (TorchRec) or spaces between them, in one line; or one per line.
 _SIZES = re.compile(r"\s*\d+(([-,]|[^\S\n]+)\d+)*\s*|(\s*\d+[^\S\n]*\n)+\s*(\d+\s*)?")
-_COUNTS = "counts"  # key of DLRM's *_fea_count.npz
-_SIZE_KEYS = (_COUNTS, "num_embeddings_per_feature", "slot_size_array")  # of a list of sizes in JSON
 
 
 @blame_file
@@ -39,37 +35,34 @@ def read_tool_file(source: str, found: ToolFile) -> bool:
         return _add_values(enumerate(_read_counts(path)), found)
     try:
         text = read_text(path)
-        if _JSON.match(text):
-            return _read_document(load_json(text), found)
+        content = load_json(text) if _JSON.match(text) else None
     except ValueError:
         return False  # the reader of table files reports the problem
+    if content is not None:
+        return _read_document(content, found)
     if (field := _PROTOBUF.search(text)) is None:
         return _add_sizes(text, found)
     try:
-        (nvidia.read_schema if field[1] == "feature" else read_easyrec)(parse_text(text), found)
+        message = parse_text(text)
     except ValueError as error:
         raise BadFile(path, reason_of(error), "Correct it, or write the file again.") from None
+    (nvidia.read_schema if field[1] == "feature" else read_easyrec)(message, found)
     return True
 
 
 def _read_document(content: Any, found: ToolFile) -> bool:
-    if not isinstance(content, dict):
-        return _add_values(enumerate(content), found)
-    if _lists(content, "layers", nvidia.PARAMETERS):
-        nvidia.read_hugectr(content, found)
-    elif _lists(content, "feature", "name"):
-        nvidia.read_schema(nvidia.as_message(content), found)
-    elif _lists(content, "cats", "cardinality"):  # NVTabular's metadata
-        return _add_values(((column.get("col_name"), column.get("cardinality")) for column in content["cats"]), found)
-    else:
-        sizes = next((content[key] for key in _SIZE_KEYS if isinstance(content.get(key), list)), None)
-        return _add_values(content.items() if sizes is None else enumerate(sizes), found)
+    match content:
+        case {"layers": [*_]}:
+            nvidia.read_hugectr(content, found)
+        case {"feature": [*_]}:
+            nvidia.read_schema(nvidia.as_message(content), found)
+        case {"cats": [*columns]}:  # NVTabular's metadata
+            return _add_values(((column.get("col_name"), column.get("cardinality")) for column in columns), found)
+        case {"counts": [*sizes]} | {"num_embeddings_per_feature": [*sizes]} | {"slot_size_array": [*sizes]} | [*sizes]:
+            return _add_values(enumerate(sizes), found)
+        case _:
+            return _add_values(content.items(), found)
     return True
-
-
-def _lists(content: dict[str, Any], name: str, key: str) -> bool:
-    listed = content.get(name)
-    return isinstance(listed, list) and any(isinstance(each, dict) and key in each for each in listed)
 
 
 def _add_sizes(text: str, found: ToolFile) -> bool:
@@ -95,36 +88,29 @@ def _read_counts(path: Path) -> list[int]:
     import numpy as np
 
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{_COUNTS}.npy") as file:
+        with zipfile.ZipFile(path) as archive, archive.open("counts.npy") as file:
             if archive.getinfo(file.name).file_size > MAX_TEXT_BYTES:
-                raise BadFile(path, f"{_COUNTS} is too large", "Give one number per table.")
+                raise ValueError("it is too large")
             counts: list[int] = np.lib.format.read_array(file, allow_pickle=False).ravel().tolist()
     except (KeyError, OSError, ValueError, zipfile.BadZipFile) as error:
-        raise BadFile(path, f"has no array {_COUNTS} ({reason_of(error)})", "Give DLRM's *_fea_count.npz.") from None
+        raise BadFile(path, f"has no array counts ({reason_of(error)})", "Give DLRM's *_fea_count.npz.") from None
     return counts
 
 
 def load_tool_tables(
     source: str, batch_size: int, dim: int | None, default_pooling_factor: float, columns: Mapping[str, str] | None
 ) -> TableSet | None:
-    """Return the tables of another tool's file or of a text with sizes, such as 1460-583; None for any other source.
-
-    Raises:
-        BadConfig: if the embedding ``dim`` is missing, or contradicts the file.
-        BadFile: if the file is damaged or has no tables.
-    """
+    """Return the tables of another tool's file or of a text with sizes, such as 1460-583; None for any other source."""
     found = ToolFile(default_pooling_factor, dim)
     if not read_tool_file(source, found):
         return None
     if not found.records:
         raise BadFile(source, f"is {found.kind}, but states the rows of no table", "Add them, or give a table file.")
-    if dim is not None and not found.lacks_dim:
-        raise BadConfig(f"{source} states each table's dim. Leave embedding_dim ({dim}) out.")
-    if dim is None and found.lacks_dim:
-        raise BadConfig(f"{source} is {found.kind} without embedding dims. Give embedding_dim (--dim).")
+    if (dim is None) == found.lacks_dim:
+        stated = f"states each table's dim. Leave embedding_dim ({dim}) out."
+        raise BadConfig(f"{source} {stated if dim else 'states no embedding dims. Give embedding_dim (--dim).'}")
     if found.batch:
-        answered = f"{batch_size:,} samples over all devices (batch_size)"
-        found.notes.append(f"the file states a batch of {found.batch}; the answer is for {answered}.")
+        found.notes.append(f"the file's batch has {found.batch}; the answer is for {batch_size:,} over all devices.")
     tables = tables_of_records(found.records, default_pooling_factor, columns, source)
     notes = (f"{source}: {note}" for note in found.notes)
     return replace(tables, assumptions=(*found.assumptions, *tables.assumptions), notes=(*notes, *tables.notes))

@@ -1,7 +1,5 @@
 """Tables in a file of another tool, as records of a table file, with the assumptions that their reader makes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,12 +24,7 @@ class ToolFile:
     lacks_dim: bool = False  # True if the file does not state the dim of a table
 
     def add(self, name: str, num_rows: Any, dim: Any, lookups: Mapping[str, float | None], **more: Any) -> None:
-        """Add a table; a value that is None is missing, and the lookups of a feature are then the default.
-
-        Args:
-            lookups: lookups per sample of each feature.
-            more: further columns of a table file.
-        """
+        """Add a table with the lookups per sample of each feature; a value that is None is missing."""
         if dim is None:
             dim, self.lacks_dim = self.embedding_dim, True
         elif isinstance(dim, int) and dim % _DIM_STEP:
