@@ -27,9 +27,9 @@ Reader = Callable[[Path], list[Any]]
 Writer = Callable[[list[RawTable], Path], None]
 # Problem and remedy of a file that neither this module nor ``tools`` can read.
 NO_TABLES = (
-    "is no table file, TorchEasyRec config (feature_configs), HugeCTR model (layers), Merlin schema (feature) or list "
-    "of sizes",
-    "A table file is a list of records with name, num_rows and embedding_dim, as .yaml, .json, .csv or .parquet.",
+    "is neither a list of tables nor 'tables: [...]', TorchEasyRec config (feature_configs), HugeCTR model (layers), "
+    "Merlin schema (feature) or list of sizes",
+    "Write one record per table with name, num_rows and embedding_dim, as .yaml, .json, .csv or .parquet.",
 )
 
 

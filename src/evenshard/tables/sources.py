@@ -334,6 +334,5 @@ def _no_such_source(source: str | PathLike[str]) -> BadConfig:
     kinds = f"a table file ({', '.join(TABLE_SUFFIXES)}), a DLRM batch file ({', '.join(BATCH_SUFFIXES)})"
     return BadConfig(
         f"{brief(str(source))} is not a source of tables.{meant} Give {kinds}, a folder of traffic, "
-        f"sizes such as 1460-583, or one of "
-        f"{', '.join(known)}."
+        f"sizes such as 1460-583, or one of {', '.join(known)}."
     )

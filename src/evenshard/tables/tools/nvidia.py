@@ -5,7 +5,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evenshard.tables.table import SEQUENCE
+from evenshard.tables.table import MAX_FEATURES, SEQUENCE
 from evenshard.tables.tools.protobuf_text import Message, first
 from evenshard.tables.tools.tool_file import ToolFile
 
@@ -28,7 +28,7 @@ def read_hugectr(model: Mapping[str, Any], found: ToolFile) -> None:
     for layer in (layer for layer in layers if PARAMETERS in layer):
         own, name, bottom = layer[PARAMETERS], str(layer.get("top")), str(layer.get("bottom"))
         entry, sizes = inputs.get(bottom, {}), own.get("slot_size_array") or sizes_of.get(bottom)
-        num_slots = len(sizes or []) or entry.get("slot_num", 1)
+        num_slots = len(sizes or []) or min(entry.get("slot_num", 1), MAX_FEATURES)
         counts = entry.get("nnz_per_slot")
         per_slot = counts if isinstance(counts, list) else [counts] * num_slots
         for rows, slots in _group_slots(sizes) if sizes else [(_capacity(own, num_gpus), range(num_slots))]:

@@ -6,8 +6,8 @@ from typing import Any
 # Every field has a list of values: numbers, booleans, strings (also names of enums), and messages.
 Message = dict[str, list[Any]]
 _TOKEN = re.compile(
-    r"""(?P<skip>[\s:\[\]]+|\#.*) | (?P<comma>[,;]) | (?P<open>[{<]) | (?P<close>[}>])
-    | (?P<name>[\w.]+|\[[\w./]+\])(?=\s*[:{<]) | (?P<word>[\w.+-]+)
+    r"""(?P<name>[\w.]+|\[[\w./]+\])(?=\s*[:{<]) | (?P<word>[\w.+-]+)
+    | (?P<skip>[\s:]+|\#.*|[\[\]]) | (?P<comma>[,;]) | (?P<open>[{<]) | (?P<close>[}>])
     | (?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*') | (?P<bad>.)""",
     re.VERBOSE,
 )

@@ -22,7 +22,8 @@ from evenshard.tables.tools.tool_file import ToolFile
 _JSON = re.compile(r"\s*(\{|\[\s*[^\s{])")
 _PROTOBUF = re.compile(r"^\s*(feature_configs|feature)\s*:?\s*[{<]", re.MULTILINE)
 # Numbers with dashes (DLRM), commas (TorchRec) or spaces between them, in one line; or one per line.
-_SIZES = re.compile(r"\s*\d+(([-,]|[^\S\n]+)\d+)*\s*|(\s*\d+[^\S\n]*\n)+\s*(\d+\s*)?")
+_SIZES = re.compile(r"\s*\d+((\s*[-,]\s*|[^\S\n]+)\d+)*\s*|(\s*\d+[^\S\n]*\n)+\s*(\d+\s*)?")
+_MOST_SIZES = 2**21  # characters of a list of sizes
 
 
 @blame_file
@@ -66,7 +67,8 @@ def _read_document(content: Any, found: ToolFile) -> bool:
 
 
 def _add_sizes(text: str, found: ToolFile) -> bool:
-    return bool(_SIZES.fullmatch(text)) and _add_values(enumerate(map(int, re.findall(r"\d+", text))), found)
+    sizes = (int(size[0]) for size in re.finditer(r"\d+", text))
+    return len(text) <= _MOST_SIZES and bool(_SIZES.fullmatch(text)) and _add_values(enumerate(sizes), found)
 
 
 def _add_values(values: Iterable[tuple[Any, Any]], found: ToolFile) -> bool:

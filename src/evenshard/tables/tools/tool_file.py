@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from evenshard.base.knobs import MAX_TABLES
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.records import RawTable
 
@@ -25,6 +26,8 @@ class ToolFile:
 
     def add(self, name: str, num_rows: Any, dim: Any, lookups: Mapping[str, float | None], **more: Any) -> None:
         """Add a table with the lookups per sample of each feature; a value that is None is missing."""
+        if len(self.records) >= MAX_TABLES:
+            raise ValueError(f"more than {MAX_TABLES:,} tables")
         if dim is None:
             dim, self.lacks_dim = self.embedding_dim, True
         elif isinstance(dim, int) and dim % _DIM_STEP:
