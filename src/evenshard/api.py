@@ -81,6 +81,10 @@ def place(
     known = apply_pooling_factors(known, asked.table_sources.pooling_factors)
     optimizers = _optimizers(tables, training.optimizer, loaded)
     request = build_request(asked, known, optimizers, devices, _dense_bytes(tables, asked.memory.dense_gb))
+    if hasattr(tables, "named_parameters"):
+        from evenshard.torchrec.model.dense_layers import find_dense_layers
+
+        request = replace(request, dense=request.dense or find_dense_layers(tables, known.tables))
     if asked.sharding.constraints is not None:
         request, unused = _apply_constraints(request, tables, asked.sharding.constraints)
         known = replace(known, notes=(*known.notes, *unused))
