@@ -37,15 +37,12 @@ TEXTS = {
     "link.yaml": "{source: measured, latency_us: {value: 3, source: measured}, "
     "bandwidth_gb_s: {value: 30, source: measured}}\n",
     "address": "s3://bucket/a b/ü@x",
-    "pipeline.config": 'feature_configs { id_feature { feature_name: "a" zch { zch_size: 9 } embedding_dim: 8 } } '
-    'feature_configs { sequence_feature { sequence_name: "s" sequence_length: 5 features { raw_feature { feature_name: '
-    '"b" boundaries: [1.5, 2] embedding_dim: 4 value_dim: 2 } } } } data_config { batch_size: 9 } model_config { '
-    'feature_groups { group_type: WIDE feature_names: "a" sequence_groups { feature_names: "s__b" } } }',
-    "schema.pbtxt": r'feature { name: "a" value_count { max: 3 } int_domain { max: 9 is_categorical: true } annotation '
-    r'{ tag: "sequence" extra_metadata { value: "\tdimension\022\t\021\000\000\000\000\000\0000@" } } }',
-    "model.json": '{"solver": {"batchsize": 9, "gpu": [0]}, "layers": [{"slot_size_array": [9, 8], "sparse": [{"top": '
-    '"a", "slot_num": 2, "nnz_per_slot": [1, 2]}]}, {"bottom": "a", "top": "b", "sparse_embedding_hparam": '
-    '{"embedding_vec_size": 8, "workspace_size_per_gpu_in_mb": 1}}]}',
+    "pipeline.config": 'feature_configs { sequence_feature { sequence_name: "s" sequence_length: 5 features { '
+    'id_feature { feature_name: "b" zch { zch_size: 9 } embedding_dim: 4 } } } } model_config { feature_groups { '
+    'group_type: WIDE feature_names: "s__b" } } data_config { batch_size: 9 }',
+    "schema.pbtxt": r'feature { name: "a" value_count { max: 3 } int_domain { max: 9 is_categorical: true } }',
+    "model.json": '{"layers": [{"slot_size_array": [9], "sparse": [{"top": "a", "slot_num": 1, "nnz_per_slot": 2}]}, '
+    '{"bottom": "a", "top": "b", "sparse_embedding_hparam": {"embedding_vec_size": 8}}]}',
     "sizes.json": '{"a": [9, 8], "b": {"rows": 5, "dim": 8}}',
 }
 Read = Callable[[Path], object]

@@ -22,7 +22,6 @@ from evenshard.planner.knobs import place_knob
 from evenshard.report.table_facts import assumed_groups
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.training_domain import TrainingDomain
-from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import tables_from
 from evenshard.tables.tools.reader import read_tool_file
 from evenshard.tables.tools.tool_file import ToolFile
@@ -41,7 +40,7 @@ def describe_file(path: Path, embedding_dim: int | None = None) -> dict[str, str
     if path.is_file() and is_journal(path):
         return {"file": str(path), **_journal(path)}
     of_tool = ToolFile()
-    if read_tool_file(str(path), of_tool) or _is_table_file(path):
+    if read_tool_file(str(path), of_tool) or not _may_be_placement(path):
         kind = of_tool.kind if of_tool.records else "a table file"
         return {"file": str(path), "kind": kind, **_tables(path, embedding_dim)}
     return {"file": str(path), **_placement(path)}
@@ -53,10 +52,11 @@ def file_text(facts: Mapping[str, str]) -> str:
     return "\n".join([facts["file"], *lines])
 
 
-def _is_table_file(path: Path) -> bool:
-    if path.suffix.lower() != ".json":
-        return path.name.lower().endswith(TABLE_SUFFIXES)
-    return path.is_file() and path.read_bytes()[:64].lstrip().startswith(b"[")
+def _may_be_placement(path: Path) -> bool:
+    if not path.is_file() or path.suffix.lower() in (".yaml", ".yml", ".csv"):
+        return not path.is_file()
+    with path.open("rb") as file:
+        return file.read(64).lstrip().startswith(b"{")
 
 
 def _tables(path: Path, embedding_dim: int | None) -> dict[str, str]:
