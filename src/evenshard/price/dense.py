@@ -39,9 +39,10 @@ FP32_CORES, OLD_FP32_CORES = 128, 64  # of a multiprocessor; of the GPUs below
 OLD_GPUS = ("v100", "rtx_2080_ti", "a100_80gb", "a100_40gb")
 _TILES = ((128, 256), (128, 128))
 # Memory passes over the outputs of a layer, forward and backward. A ReLU reads and writes once forward, and reads twice
-# and writes once backward. A cross layer takes 13 in MLPerf's DLRM-DCNv2. A block of attention takes 90 (norms,
-# activations, copies, residuals): AMD-AGI/Primus-DLRM, doc/perf_analysis.md, 8 x B200.
-ACTIVATION_PASSES, CROSS_PASSES, ATTENTION_PASSES, DOT_PASSES = 5, 13, 90, 3
+# and writes once backward. A cross layer takes 13 in MLPerf's DLRM-DCNv2. A block of attention takes 225 over its
+# queries (norms, activations, copies, residuals): 166 ms of a step of one model, AMD-AGI/Primus-DLRM,
+# doc/perf_analysis.md, 8 x B200 with torch.compile. No other model confirms it.
+ACTIVATION_PASSES, CROSS_PASSES, ATTENTION_PASSES, DOT_PASSES = 5, 13, 225, 3
 # Operations of fused attention for each query, key and column, forward and backward, and the share of the tensor cores'
 # rate that they reach (707 and 584 of 2,250 TFLOPS on B200, the same source).
 ATTENTION_WORK, ATTENTION_SHARE = (4, 10), (0.31, 0.26)
@@ -73,8 +74,8 @@ class ProductFit:
     sharpness: float
 
 
-# By profile: ``python -m benchmarks.scripts.fit_dense_layers``, from products in ai-dynamo/aiconfigurator 095f58a51. The
-# A100's constants are no physical shares: they only describe its times.
+# By profile: ``python -m benchmarks.scripts.fit_dense_layers``, from products in ai-dynamo/aiconfigurator 095f58a51.
+# The A100's constants are no physical shares: they only describe its times.
 FITS = {
     "a100_80gb": ProductFit(0.9057, 84.36, 1.143, 4.112, 0.0288, 1.06),
     "h100": ProductFit(0.8205, 117.8, 0.8681, 2.695, 0.138, 3.354),
@@ -296,7 +297,7 @@ def predict_step(
     hardware: Sequence[str],
     machine: Nodes,
     own_link: str,
-    batch_size: int,
+    batch_size: float,
     optimizer: str = "",
 ) -> StepTime | None:
     """Predict a step with dense layers on the slowest of some hardware; None if the hardware has no device model.

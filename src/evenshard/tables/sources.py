@@ -126,14 +126,14 @@ def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, 
 def _sequences(content: dict[str, Any]) -> tuple[Table, ...]:
     """Build the tables of a public set of sequences: ``lookups`` of each feature; their index reuse is unknown."""
     tables = []
-    for table in content["sequences"]:
-        name, lookups = table["name"], tuple(map(float, table["lookups"]))
-        several = {} if len(lookups) == 1 else {
-            "feature_names": tuple(f"{name}_{number}" for number in range(len(lookups))),
-            "feature_pooling_factors": lookups,
-        }
-        rows, dim, bits = table["num_rows"], table["embedding_dim"], content["weight_bits"]
-        tables.append(Table(name, rows, dim, sum(lookups), weight_bits=bits, pooling=SEQUENCE, **several))
+    for entry in content["sequences"]:
+        name, lookups = entry["name"], tuple(map(float, entry["lookups"]))
+        rows, dim, bits = entry["num_rows"], entry["embedding_dim"], content["weight_bits"]
+        table = Table(name, rows, dim, sum(lookups), weight_bits=bits, pooling=SEQUENCE)
+        if len(lookups) > 1:
+            names = tuple(f"{name}_{number}" for number in range(len(lookups)))
+            table = replace(table, feature_names=names, feature_pooling_factors=lookups)
+        tables.append(table)
     return tuple(tables)
 
 
@@ -310,7 +310,9 @@ def _public_set(name: str, batch_size: int, embedding_dim: int | None) -> TableS
     tables, content = load_catalog(name, batch_size, embedding_dim), _read_set(name)
     assumptions: list[Assumption] = []
     for table in tables:
-        if table.reuse_bins is None or table.reuse_bins == feasible_reuse_bins(table.num_rows, table.pooling_factor * batch_size):
+        if table.reuse_bins is None or table.reuse_bins == feasible_reuse_bins(
+            table.num_rows, table.pooling_factor * batch_size
+        ):
             assumptions.append(assume_reuse_bins(table.name))
         if "weight_bits" not in content:
             assumptions.append(assume_weight_bits(table.name, table.weight_bits))

@@ -32,6 +32,7 @@ def find_dense_layers(
     products: list[tuple[float, int, int]] = []
     pairs = moved = 0.0
     seen: set[nn.Module] = set()
+    dtypes: set[torch.dtype] = set()
 
     def visit(module: nn.Module, rows: float, passes: int) -> None:
         nonlocal pairs, moved
@@ -40,19 +41,22 @@ def find_dense_layers(
         seen.add(module)
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             rows = tokens
-        kind = type(module).__name__
+        kind, own = type(module).__name__, vars(module)
         if isinstance(module, nn.MultiheadAttention):
             pairs += rows * rows * module.embed_dim
             moved += ATTENTION_PASSES * rows * module.embed_dim
             passes = 0
         elif "CrossNet" in kind:
-            moved += CROSS_PASSES * sum(bias.numel() for bias in module.bias)
+            moved += CROSS_PASSES * sum(
+                bias.numel() for name, bias in module.named_parameters() if name.startswith("bias")
+            )
             passes = 0
         elif kind == "InteractionArch":  # dot products of TorchRec's DLRM
-            moved += DOT_PASSES * ((module.F + 1) * dim + (module.F + 1) ** 2)
+            moved += DOT_PASSES * ((own["F"] + 1) * dim + (own["F"] + 1) ** 2)
         for weight in module.parameters(recurse=False):
             if weight.ndim > 1 and min(weight.shape[-2:]) > 1:
                 *several, outputs, inputs = weight.shape
+                dtypes.add(weight.dtype)
                 products.append((rows * math.prod(several), inputs, outputs))
                 moved += passes * rows * math.prod(several) * outputs
         for child in module.children():
@@ -61,7 +65,6 @@ def find_dense_layers(
     visit(model, 1.0, ACTIVATION_PASSES)
     if not products:
         return None
-    dtypes = {weight.dtype for weight in model.parameters()}
     half = next((name for kind, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")) if dtypes == {kind}), "")
     return DenseLayers(
         tuple(products), pairs, moved, half or ("tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32")
