@@ -12,7 +12,7 @@ from typing import Any
 
 from evenshard.base.documents import sha256_of
 from evenshard.base.errors import BadFile
-from evenshard.base.messages import UNKNOWN
+from evenshard.base.messages import UNKNOWN, count_text
 from evenshard.base.outputs import DOMAIN_FILE, MODEL_PARTS
 from evenshard.base.units import bytes_to_gb, ms_text, utc_text
 from evenshard.measure.journal import Journal, is_journal
@@ -48,7 +48,8 @@ def describe_file(path: Path, embedding_dim: int | None = None) -> dict[str, str
 
 def file_text(facts: Mapping[str, str]) -> str:
     """Format the description for a terminal."""
-    lines = [f"  {label:<15}{text}" for label, text in facts.items() if label != "file"]  # the longest label has 13
+    shown = ((label, text.replace("\n", "\n" + " " * 17)) for label, text in facts.items() if label != "file")
+    lines = [f"  {label:<15}{text}" for label, text in shown]  # the longest label has 13
     return "\n".join([facts["file"], *lines])
 
 
@@ -61,15 +62,17 @@ def _may_be_placement(path: Path) -> bool:
 
 def _tables(path: Path, embedding_dim: int | None) -> dict[str, str]:
     known = tables_from(path, place_knob("batch_size").default, embedding_dim=embedding_dim)
-    assumed = [f"{group.column} of {len(group.tables):,} tables: {group.text}" for group in assumed_groups(known)]
+    assumed = [
+        f"{group.column} of {count_text(len(group.tables), 'table')}: {group.text}" for group in assumed_groups(known)
+    ]
     facts = {
         "tables": f"{len(known.tables):,} for {sum(table.num_features for table in known.tables):,} features",
         "rows": f"{sum(table.num_rows for table in known.tables):,}",
         "dims": ", ".join(map(str, sorted({table.embedding_dim for table in known.tables}))),
         "weights": f"{bytes_to_gb(sum(table.size_bytes for table in known.tables)):,.3g} GB",
         "lookups": f"{sum(table.pooling_factor for table in known.tables):,g} per sample",
-        "assumed": "; ".join(assumed),
-        "notes": " ".join(known.notes),
+        "assumed": "\n".join(assumed),
+        "notes": "\n".join(known.notes),
     }
     return {label: text for label, text in facts.items() if text}
 

@@ -163,11 +163,12 @@ def tables_from(
     """Load the user's tables from any source, with a reported default for each missing value.
 
     Args:
-        source: name of a public set, a table file, a DLRM batch file, or a folder of traffic.
+        source: name of a public set, a table file, another tool's file, sizes, a DLRM batch file, or traffic.
         batch_size: samples per batch of the reuse histograms.
         traffic: a sample whose pooling factors and histograms replace those of a table file or a public set. Tables
             without traffic keep their values, and traffic without a table is ignored.
-        embedding_dim: dim of all tables; required if ``source`` is traffic, allowed for a public set with one dim.
+        embedding_dim: dim of all tables; required for traffic and sizes, allowed for a public set with one dim and a
+            Merlin schema.
         weight_bits: 4, 8, 16 or 32, overrides the source; None keeps the source's precision.
         default_pooling_factor: lookups per sample if neither the file nor the traffic has them.
         columns: column name in the table file or the traffic -> field of ``Table`` or feature; "" ignores the column.
