@@ -23,7 +23,7 @@ feature_configs { combo_feature { feature_name: "pair" hash_bucket_size: 70 zch 
 feature_configs { lookup_feature { feature_name: "word" vocab_list: ["a", "b"] embedding_dim: 8 pooling: "mean" } }
 feature_configs { id_feature { feature_name: "city" vocab_list: "a" default_bucketize_value: 0 embedding_dim: 8
   weighted: true data_type: "FP16" } }
-feature_configs { id_feature { feature_name: "day" vocab_dict { key: "x" value: 6 } embedding_dim: 4 } }
+feature_configs { id_feature { feature_name: "day" vocab_dict: [{value: 6}, {value: 2}] embedding_dim: 4 } }
 feature_configs { raw_feature { feature_name: "age" boundaries: [1, 2.5] embedding_dim: 4 value_dim: 3 } }
 feature_configs { id_feature { feature_name: "file" vocab_file: "words.txt" embedding_dim: 4 } }
 feature_configs { sequence_feature { sequence_name: "seen" sequence_length: 50
@@ -100,6 +100,8 @@ def test_slots_of_hugectr(tmp_path: Path) -> None:
     assert listed(found) == ["d_0 10 16 mean 1", "d_2 20 16 mean 2 3", "w_0 30 4 sum 4"]  # slot 1 shares a table
     assert {*assumed(found, "embedding_dim")} == {*assumed(found, "pooling_factor")} == {"w_0"}
     assert "64 samples over all devices" in found.notes[0]
+    alone = {"top": "e", "sparse_embedding_hparam": {"embedding_vec_size": 8, "slot_size_array": [5, 6]}}
+    assert listed(read(tmp_path, {"layers": [alone]})) == ["e_0 5 8 sum 1", "e_1 6 8 sum 1"]
 
 
 @pytest.mark.parametrize(("stated", "rows"), [("vocabulary_size", 9), ("max_vocabulary_size_per_gpu", 18)])
@@ -138,9 +140,10 @@ def test_sizes_in_a_name_and_in_npz(tmp_path: Path) -> None:
     np.savez(tmp_path / "day_fea_count.npz", counts=np.array([1460, 583], np.int32))
     for source in ("1460-583", "1460,583", tmp_path / "day_fea_count.npz"):
         assert listed(tables_from(source, 1024, embedding_dim=8)) == ["t000 1460 8 sum 1", "t001 583 8 sum 1"]
-    np.savez(tmp_path / "a.npz", X_cat=[1])
-    with pytest.raises(BadInput, match=r"has no array counts .* Give DLRM's \*_fea_count\.npz"):
-        tables_from(tmp_path / "a.npz", 1024, embedding_dim=8)
+    for wrong in ({"X_cat": [1]}, {"counts": np.array([{}])}):
+        np.savez(tmp_path / "a.npz", **wrong)
+        with pytest.raises(BadInput, match=r"has no array counts .* Give DLRM's \*_fea_count\.npz"):
+            tables_from(tmp_path / "a.npz", 1024, embedding_dim=8)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +155,8 @@ def test_sizes_in_a_name_and_in_npz(tmp_path: Path) -> None:
         ({"a": [1, 2, 3]}, None, "TorchEasyRec config (feature_configs), HugeCTR model (layers), Merlin schema"),
         ("feature_configs {\n id_feature { % }\n}", None, "line 2 is not protobuf text"),
         ("feature { name: 'a' }", None, "is a Merlin schema, but states the rows of no table"),
+        ({"a": ["x"]}, 8, "is neither a list of tables nor"),
+        ("{", None, "is neither a list of tables nor"),
         ({"layers": [3]}, None, "cannot be read"),
         ({"a": {"rows": "many", "dim": 8}}, None, "num_rows is 'many', not a number"),
         ("1-" * 100_000 + "1", 8, "more than 100,000 tables"),
@@ -166,7 +171,10 @@ def test_errors(tmp_path: Path, content: Any, dim: int | None, words: str) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1 a: -2 b { c: true }; b < c: x >  # end", {"a": [1, -2], "b": [{"c": [True]}, {"c": ["x"]}]}),
+        (
+            "a: 1 a: -2 b { c: true d: false }; b < c: x >  # end",
+            {"a": [1, -2], "b": [{"c": [True], "d": [False]}, {"c": ["x"]}]},
+        ),
         ("a: [{b: 1.5e3}, {b: 'x' \"y\"}] c: ['x', 'y'],", {"a": [{"b": ["1.5e3"]}, {"b": ["xy"]}], "c": ["x", "y"]}),
         (r'a: "\101\t\"\\ \303\274\377" [x.y/z] { }', {"a": ['A\t"\\ ü\udcff'], "[x.y/z]": [{}]}),
         *((text, None) for text in ("a: 1 }", "{ a: 1 }", "a {", "1", 'a: "x\ny"', "a: [ { b: 1 } ] a { 2 }")),

@@ -54,8 +54,8 @@ def file_text(facts: Mapping[str, str]) -> str:
 
 
 def _may_be_placement(path: Path) -> bool:
-    if not path.is_file() or path.suffix.lower() in (".yaml", ".yml", ".csv"):
-        return not path.is_file()
+    if not path.is_file():
+        return True
     with path.open("rb") as file:
         return file.read(64).lstrip().startswith(b"{")
 
