@@ -21,12 +21,11 @@ def read_easyrec(config: Message, found: ToolFile) -> None:
     found.kind = "a TorchEasyRec config"
     if batch_size := first(config, "data_config", "batch_size"):
         found.batch = f"{batch_size:,} samples per device"
-    features, model = dict(_list_features(config)), first(config, "model_config", default={})
+    features, model = dict(_list_features(config["feature_configs"])), first(config, "model_config", default={})
     stated = (first(model, name, "wide_embedding_dim") for name in model)
     wide_dim = next(filter(None, stated), 16 if "xdeepfm" in model else 4)
-    uses = list(_list_uses(model)) or [
-        (name, _SEQUENCES[0] if _IS_SEQUENCE in spec else "", "") for name, spec in features.items()
-    ]
+    usual = [(name, _SEQUENCES[0] if _IS_SEQUENCE in spec else "", "") for name, spec in features.items()]
+    uses = list(_list_uses(model)) or usual
     tables: dict[tuple[str, bool, int | None], dict[str, Message]] = {}
     for name, group, suffix in uses:
         if (spec := features.get(name)) and _num_rows(spec) is not None:
@@ -49,22 +48,19 @@ def read_easyrec(config: Message, found: ToolFile) -> None:
         found.notes.append(f"no table for features with their rows in a vocab_file: {names_text(unread)}.")
 
 
-def _list_features(config: Message) -> Iterator[tuple[str, Message]]:
-    for kind, spec in _list_specs(config["feature_configs"]):
+def _list_features(
+    configs: list[Any], prefix: str = "", of_group: Message | None = None
+) -> Iterator[tuple[str, Message]]:
+    for kind, spec in ((kind, spec) for config in configs for kind, specs in config.items() for spec in specs):
         is_sequence = {_IS_SEQUENCE: [True]} if kind.startswith("sequence_") else {}
-        if kind != "sequence_feature":
-            yield first(spec, "feature_name"), spec | is_sequence
-        for _, inner in _list_specs(spec.get("features", [])):
-            name = f"{first(spec, 'sequence_name')}__{first(inner, 'feature_name')}"
-            yield name, inner | is_sequence | {_LENGTH: spec.get(_LENGTH, [])}
+        if kind == "sequence_feature":
+            group = {**is_sequence, _LENGTH: spec.get(_LENGTH, [])}
+            yield from _list_features(spec.get("features", []), f"{first(spec, 'sequence_name')}__", group)
+        else:
+            yield f"{prefix}{first(spec, 'feature_name')}", {**spec, **is_sequence, **(of_group or {})}
 
 
-def _list_specs(configs: list[Message]) -> Iterator[tuple[str, Message]]:
-    return ((kind, spec) for config in configs for kind, specs in config.items() for spec in specs)
-
-
-def _list_uses(model: Message) -> Iterator[tuple[str, Any, str]]:
-    """Yield the features of all groups, each with the type of the group and the suffix of its tables."""
+def _list_uses(model: Message) -> Iterator[tuple[str, Any, str]]:  # feature, type of group, suffix of tables
     for group in model.get("feature_groups", []):
         suffix = "".join(f"_{text}" for text in group.get("embedding_name_suffix", []) if text)
         yield from ((name, first(group, "group_type"), suffix) for name in group.get("feature_names", []))

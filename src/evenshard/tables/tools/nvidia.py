@@ -34,8 +34,7 @@ def read_hugectr(model: Mapping[str, Any], found: ToolFile) -> None:
         for rows, slots in _group_slots(sizes) if sizes else [(_capacity(own, num_gpus), range(num_slots))]:
             table, combiner = f"{name}_{slots[-1]}" if sizes else name, own.get("combiner")
             lookups = {f"{name}_{slot}": per_slot[slot] for slot in slots}
-            pooling = _COMBINERS.get(combiner, combiner)
-            found.add(table, rows, own.get("embedding_vec_size"), lookups, pooling=pooling)
+            found.add(table, rows, own.get("embedding_vec_size"), lookups, pooling=_COMBINERS.get(combiner, combiner))
             if counts and not entry.get("is_fixed_length"):
                 found.assume(table, "pooling_factor", "the most of a sample, by nnz_per_slot")
             if not sizes:
@@ -82,8 +81,7 @@ def read_schema(schema: Message, found: ToolFile) -> None:
         if not (dim or found.embedding_dim):  # the rule of NVTabular's ``get_embedding_sizes``
             dim = min(max(16, round(1.6 * float(rows**0.56))), 512)
             found.assume(name, "embedding_dim", f"{dim}, by NVTabular's rule for this number of rows")
-        counts = {first(each, "name"): first(each, "value_count", "max") for each in features}
-        lookups = {str(feature): float(count) if count else None for feature, count in counts.items()}
+        lookups = {str(first(each, "name")): first(each, "value_count", "max") for each in features}
         found.add(name, rows, dim, lookups, pooling=SEQUENCE if name in sequences else None)
         if any(lookups.values()):
             found.assume(name, "pooling_factor", "the most of a sample, by value_count")

@@ -23,7 +23,6 @@ _JSON = re.compile(r"\s*(\{|\[\s*[^\s{])")
 _PROTOBUF = re.compile(r"^\s*(feature_configs|feature)\s*:?\s*[{<]", re.MULTILINE)
 # Numbers with dashes (DLRM), commas (TorchRec) or spaces between them, in one line; or one per line.
 _SIZES = re.compile(r"\s*\d+((\s*[-,]\s*|[^\S\n]+)\d+)*\s*|(\s*\d+[^\S\n]*\n)+\s*(\d+\s*)?")
-_MOST_SIZES = 2**21  # characters of a list of sizes
 
 
 @blame_file
@@ -67,8 +66,8 @@ def _read_document(content: Any, found: ToolFile) -> bool:
 
 
 def _add_sizes(text: str, found: ToolFile) -> bool:
-    sizes = (int(size[0]) for size in re.finditer(r"\d+", text))
-    return len(text) <= _MOST_SIZES and bool(_SIZES.fullmatch(text)) and _add_values(enumerate(sizes), found)
+    is_list = len(text) < 2**21 and _SIZES.fullmatch(text) is not None
+    return is_list and _add_values(enumerate(map(int, re.findall(r"\d+", text))), found)
 
 
 def _add_values(values: Iterable[tuple[Any, Any]], found: ToolFile) -> bool:
