@@ -154,7 +154,7 @@ def overlap_text(answer: PlacementAnswer) -> str:
     return (
         f"{text}; DDP's all-reduce of dense gradients overlaps the backward pass for {ms_text(step.hidden_ms)} ms. The "
         f"interval reaches from full overlap of that all-reduce to none. Dense layers: {len(request.dense.products)} "
-        f"products, {request.dense.num_weights:,} weights, {request.dense.dtype}; the GPU never waits for the host."
+        f"products, {request.dense.num_weights:,} weights, {request.dense.dtype}; the GPU is assumed not to wait for the host."
     )
 
 
