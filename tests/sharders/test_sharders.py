@@ -94,7 +94,7 @@ def test_random_is_uniform_with_a_stream_per_seed_and_task() -> None:
     assert RandomSharder(0).place(first) != RandomSharder(1).place(first)
 
 
-def test_greedy_by_hand() -> None:
+def test_greedy_by_hand_passes_over_a_full_device_however_light_it_is() -> None:
     """5 | 4 | then 3 and 3 to the lighter one each time: 5 + 3 | 4 + 3."""
     weights = {"s0": 3.0, "s1": 5.0, "s2": 4.0, "s3": 3.0}
     greedy = GreedySharder("by_hand", lambda one: weights[one.name])
@@ -104,11 +104,7 @@ def test_greedy_by_hand() -> None:
     # Between equally loaded devices, the emptier takes the table.
     weightless = GreedySharder("weightless", lambda one: 0.0)
     assert split_by(weightless.place(task(sized(6, 3, 2, 1), devices=2))) == {(0,), (1, 2, 3)}
-
-
-def test_greedy_passes_over_a_full_device_however_light_it_is() -> None:
-    weights = {"s0": 1.0, "s1": 9.0, "s2": 8.0}
-    greedy = GreedySharder("by_hand", lambda one: weights[one.name])
+    weights.update(s0=1.0, s1=9.0, s2=8.0)
     assert greedy.place(task(sized(1, 1, 9), devices=2, cap=4 * 10)).device_of_table == (1, 0, 1)
     assert greedy.place(task(sized(2, 1, 9), devices=2, cap=4 * 10)).device_of_table == (0, 0, 1)
 

@@ -196,6 +196,19 @@ class AdditiveCostNet:
         return total_BD.masked_fill(~device_mask_BD, -torch.inf).amax(dim=1)
 
 
+class ByPredictedCost:
+    """A policy by hand: a factor on the predicted costs of a device."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(features), 1)
+
+    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        return self._factor * costs.sum(dim=-1)
+
+
 # Networks ------------------------------------------------------------------------------------------------------------
 
 
