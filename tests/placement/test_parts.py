@@ -71,14 +71,11 @@ HOT = replace(table("hot", rows=100, dim=8, pooling=10.0), row_shares=(0.7, 0.2,
     ("rows", "share"),
     [((0, 100), 1.0), ((0, 25), 0.7), ((25, 75), 0.3), ((75, 100), 0.0), ((0, 50), 0.9), ((20, 30), 0.14 + 0.04)],
 )
-def test_lookups_of_rows_are_counted_in_traffic(rows: tuple[int, int], share: float) -> None:
+def test_lookups_of_rows_are_counted_in_traffic_or_even(rows: tuple[int, int], share: float) -> None:
     assert lookup_share(HOT, Span(*rows)) == pytest.approx(share)
     part = part_table(TablePart("hot", Span(*rows), Span(0, 8)), HOT)
     assert part.pooling_factor == pytest.approx(10 * share)
-
-
-def test_lookups_are_even_over_rows_where_they_are_not_counted() -> None:
-    assert lookup_share(replace(HOT, row_shares=None), Span(10, 35)) == 0.25
+    assert lookup_share(replace(HOT, row_shares=None), Span(*rows)) == (rows[1] - rows[0]) / 100
 
 
 @given(st.integers(1, 101), st.integers(1, 16))
@@ -133,16 +130,13 @@ def test_a_deduplicated_table_sends_each_index_of_a_device_once() -> None:
     assert uncounted.pooling_factor < 0.1
 
 
-def test_kernels_say_where_weights_are() -> None:
+def test_kernels_say_where_weights_are_and_only_caches_have_several_sizes() -> None:
     on_device = {one for one in COMPUTE_KERNELS if Storage(one).is_on_device}
     on_host = {one for one in COMPUTE_KERNELS if Storage(one).is_on_host}
     cached = {one for one in COMPUTE_KERNELS if Storage(one).is_cached}
     assert on_device == {FUSED}
     assert on_host == {FUSED_UVM, FUSED_UVM_CACHING, HOST}
     assert cached == {FUSED_UVM_CACHING, KEY_VALUE}
-
-
-def test_only_caches_have_several_sizes() -> None:
     assert [storage.load_factor for storage in storages_of(KEY_VALUE, (0.1, 0.4))] == [0.1, 0.4]
     assert storages_of(HOST, (0.1, 0.4)) == (Storage(HOST),)
 
