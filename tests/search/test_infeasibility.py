@@ -10,7 +10,6 @@ from hypothesis import given, settings
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.units import BYTES_PER_GB as GB
-from evenshard.base.units import missing_text
 from evenshard.placement.sharding import ROW_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import find_reason, no_device_error, require_feasible
@@ -114,13 +113,6 @@ def test_a_table_that_may_be_cut_is_not_too_large() -> None:
     assert not why(gb_task([5, 1]), cut=0)
     assert why(gb_task([5, 1]), cut=1) == why(gb_task([5, 1]))
     assert "the tables need at least 10.00 GB" in why(gb_task([3, 3, 3, 1]), cut=2)
-
-
-def test_what_is_missing_is_rounded_up() -> None:
-    assert [missing_text(size) for size in (3, 2**20, GB // 2, GB, GB + 1)] == [
-        "3 bytes are missing",
-        *(f"{size} is missing" for size in ("1.00 MB", "0.50 GB", "1.00 GB", "1.01 GB")),
-    ]
 
 
 def test_names_are_cut_and_steer_no_terminal() -> None:
