@@ -88,6 +88,9 @@ def test_the_limits_of_a_table() -> None:
     assert rules.limits("a", machine) == TableLimits(everything, frozenset({5}))
     assert rules.limits("b", machine, BY_COLUMNS) == TableLimits(frozenset({"row_wise"}), frozenset({5, 6, 7}), 16)
     assert rules.limits("c", machine, BY_COLUMNS) == TableLimits(frozenset(BY_COLUMNS))
+    rules, machine = Rules(forbidden={"a": (0,)}, forbidden_devices=(3,)), Nodes.one_node(4)
+    assert (rules.limits("a", machine).devices, rules.limits("b", machine).devices) == ({1, 2}, {0, 1, 2})
+    assert Rules().limits("a", machine).devices is None
 
 
 def test_rules_that_cannot_be_used() -> None:
@@ -110,9 +113,3 @@ def test_rules_of_tables_that_are_left() -> None:
     gone: dict[str, Any] = {"pinned": {"a": 0}, "together": [["a", "b"]], "pinned_nodes": {"a": 0}}
     left = Rules.of(**kept, **gone, apart=[["a", "b", "c"]]).of_tables({"b", "c"})
     assert left == Rules.of(**kept, apart=[["b", "c"]])
-
-
-def test_forbidden_devices_of_a_table_and_of_all_tables() -> None:
-    rules, machine = Rules(forbidden={"a": (0,)}, forbidden_devices=(3,)), Nodes.one_node(4)
-    assert (rules.limits("a", machine).devices, rules.limits("b", machine).devices) == ({1, 2}, {0, 1, 2})
-    assert Rules().limits("a", machine).devices is None
