@@ -32,10 +32,6 @@ def details(nodes: list[dict[str, Any]]) -> Any:
     return ApiClient().deserialize(Answer, "V2beta1RunDetails").task_details
 
 
-def shown(run: str, clock: str = "23:59:59") -> list[tuple[str, str]]:
-    return [(task.name, task.state) for task in tasks_of(details(nodes_of(run, clock)))]
-
-
 DONE = "SUCCEEDED"
 ROUND_1 = [("generate-tables", DONE), ("benchmark", DONE), ("benchmark", DONE), ("merge-costs", DONE)]
 ROUND_1 += [("train-cost", DONE), ("train-policy", DONE)]
@@ -52,7 +48,7 @@ ROUND_1 += [("train-cost", DONE), ("train-policy", DONE)]
     ],
 )
 def test_the_tasks_are_those_of_the_pipeline(run: str, clock: str, tasks: list[tuple[str, str]]) -> None:
-    assert shown(run, clock) == tasks
+    assert [(task.name, task.state) for task in tasks_of(details(nodes_of(run, clock)))] == tasks
 
 
 def test_of_parts_side_by_side_some_may_wait() -> None:

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig
-from evenshard.measure.workload import Lookups, RecordedLookups, _draw_counts, _round_shares, draw_lookups
+from evenshard.measure.workload import RecordedLookups, _draw_counts, _round_shares, draw_lookups
 from evenshard.tables.dlrm_batch import DlrmBatch
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import (
@@ -28,10 +28,6 @@ from evenshard.tables.reuse import (
 )
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, table
-
-
-def counts_of(lookups: Lookups) -> np.ndarray:
-    return np.unique(lookups.indices.numpy(), return_counts=True)[1]
 
 
 def one_hot(position: int) -> tuple[float, ...]:
@@ -50,7 +46,7 @@ def test_a_batch_has_the_pooling_factor_and_the_reuse_of_its_table(batch_size: i
         assert float(lookups.lengths.double().mean()) == pytest.approx(one.pooling_factor, abs=0.5001 / batch_size)
         assert int(lookups.lengths.sum()) == len(lookups.indices)
         assert int(lookups.indices.min()) >= 0 and int(lookups.indices.max()) < one.num_rows
-        counts = counts_of(lookups)
+        counts = np.unique(lookups.indices.numpy(), return_counts=True)[1]
         moved = np.abs(np.array(reuse_bins_of_counts(counts)) - np.array(one.reuse_bins)).sum() / 2
         assert moved * len(counts) <= 5 + 0.01 * len(counts), one
 

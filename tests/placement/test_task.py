@@ -63,11 +63,6 @@ GOOD = {"task_id": "train-000", "num_devices": 2, "memory_cap_gb": 1.0, "batch_s
 ADS_AND_USERS = (table("ads"), table("users"))
 
 
-def written(path: Path, record: Any) -> Path:
-    path.write_text(json.dumps({"train": [GOOD | {"task_id": "train-999"}, record], "test": []}))
-    return path
-
-
 def test_a_bad_record_is_named_with_file_and_number(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tables": ["ads", "clicks"]}, r"train\[1\]: .*'clicks' is not in the table file"),
@@ -79,8 +74,10 @@ def test_a_bad_record_is_named_with_file_and_number(tmp_path: Path) -> None:
         ({"task_id": "train-999"}, "train-999"),
     ]
     for change, words in wrong:
+        content = {"train": [GOOD | {"task_id": "train-999"}, GOOD | change], "test": []}
+        (tmp_path / "tasks.json").write_text(json.dumps(content))
         with pytest.raises(BadFile, match=rf"tasks\.json.*{words}"):
-            load_tasks(written(tmp_path / "tasks.json", GOOD | change), ADS_AND_USERS)
+            load_tasks(tmp_path / "tasks.json", ADS_AND_USERS)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

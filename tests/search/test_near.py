@@ -29,7 +29,7 @@ from evenshard.search.sharding_option import Choice, arrays_of, edits_of
 from evenshard.search.space import SearchSpace, choices_of, parts_of, parts_of_group
 from evenshard.tables.table import Table
 from support import search_builders
-from support.search_builders import GB, some_tables
+from support.search_builders import GB, random_choice, some_tables
 
 SHORT = PlanSearchEffort(changes=8_000)
 WHOLE = TableLimits(frozenset({TABLE_WISE}))
@@ -106,7 +106,7 @@ def test_chains_know_the_moved_bytes_of_changes() -> None:
     """Changes that are tried out, and made, count as placements that are filled anew."""
     costs, rng = costs_of(some_tables(6, 6), 4), np.random.default_rng(0)
     space = SearchSpace(costs)
-    before = parts_by_table(costs.task, parts_of(space, [any_choice(space, group, rng) for group in range(6)]))
+    before = parts_by_table(costs.task, parts_of(space, [random_choice(space, group, rng) for group in range(6)]))
     moves = Moves(space, EarlierPlacement({name: tuple(own) for name, own in before.items()}, costs.task.machine))
     placer = GreedyPlacer(space)
     option_NG = np.repeat(moves.home_G[None], 3, axis=0)
@@ -137,13 +137,6 @@ def any_machine(rng: np.random.Generator) -> Nodes:
     return Nodes(nodes * each, each, inter=inter, host_bytes=(64 * GB,) * nodes)
 
 
-def any_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choice:
-    number = int(rng.integers(space.table.num_options_G[group]))
-    option = space.option(group, number)
-    places = rng.permutation(space.task.num_devices // option.span)[: len(option.shards)]
-    return Choice(number, tuple(places.tolist()))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None:
     """Random types, widths, storages, joined tables, optimizers and machines, before and after."""
@@ -156,11 +149,11 @@ def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None
         SearchSpace(costs_of(tables, one.num_devices, machine=one, **more), offloads=True)
         for one in (any_machine(rng), any_machine(rng))
     )
-    before = parts_by_table(old.task, parts_of(old, [any_choice(old, at, rng) for at in range(len(old.groups))]))
+    before = parts_by_table(old.task, parts_of(old, [random_choice(old, at, rng) for at in range(len(old.groups))]))
     kept = {name: tuple(before[name]) for name in optimizers}
     was = EarlierPlacement(kept, old.task.machine, optimizers)
     moves = Moves(new, was)
-    found = [(group, any_choice(new, group, rng)) for group in range(len(new.groups)) for _ in range(30)]
+    found = [(group, random_choice(new, group, rng)) for group in range(len(new.groups)) for _ in range(30)]
     expected = [
         sum(
             shard.moved_bytes

@@ -47,14 +47,10 @@ TABLES = some_tables(14)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
 
 
-def total_bytes(of_task: ShardingTask) -> int:
-    return sum(table.size_bytes for table in of_task.tables)
-
-
 def tight(of_task: ShardingTask, slack: float = 1.25) -> ShardingTask:
     """The task with so little memory that the mask decides a good part of the steps."""
-    largest = max(table.size_bytes for table in of_task.tables)
-    return capped(of_task, max(largest, int(slack * total_bytes(of_task) / of_task.num_devices)))
+    sizes = [table.size_bytes for table in of_task.tables]
+    return capped(of_task, max(*sizes, int(slack * sum(sizes) / of_task.num_devices)))
 
 
 MIXED = [
