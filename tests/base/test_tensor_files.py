@@ -45,6 +45,8 @@ def test_weights_come_back(tmp_path: Path) -> None:
         ({"weight": torch.ones(1, 3)}, r"weight: is \[1, 3\] float32, not \[1, 2\] float32"),
         ({"weight": torch.ones(1, 2).double()}, "float64, not"),
         ({"weight": torch.tensor([[1.0, float("inf")]])}, "weight: a number is not finite"),
+        ({"weight": torch.ones(1, 2).to_sparse()}, "weight: is "),
+        ({"weight": torch.ones(1, 1).expand(1, 2)}, "weight: is "),
         ({"scale": torch.zeros(1)}, "a scale is not positive"),
     ],
 )
@@ -70,6 +72,7 @@ def test_an_optimizer_goes_on_where_it_was(tmp_path: Path) -> None:
         (lambda state: state.pop(1), "not the state of an optimizer with 2 parameters"),
         (lambda state: state[0].pop("step"), "parameter 0 is not the state of an Adam optimizer"),
         (lambda state: state[0].update(exp_avg=torch.ones(3)), "parameter 0, exp_avg: is"),
+        (lambda state: state[0]["exp_avg"].mul_(float("nan")), "exp_avg: a number is not finite"),
         (lambda state: state[1]["step"].neg_(), "parameter 1: step or exp_avg_sq is negative"),
         (lambda state: state[1]["exp_avg_sq"].sub_(100), "parameter 1: step or exp_avg_sq is negative"),
     ],

@@ -70,11 +70,15 @@ MODEL = random_model()
 POLICY = DreamShardSharder(cost_net(), policy(), NORMALIZER)
 
 
-def test_the_search_proposes_its_share_and_the_policy_the_rest_as_without_it() -> None:
+def test_the_search_proposes_its_share_and_the_policy_the_rest_or_chance_as_without_it() -> None:
     without, mixed = (placement_jobs(TASKS, 4, 2, 0, Proposers(POLICY, *of)) for of in ((), (MODEL, 0.25)))
     assert {job.proposed_by for job in without} == {"dreamshard"}
     assert [job.proposed_by for job in mixed] == ["dreamshard"] * 3 + ["evenshard"]
     assert mixed[:3] == without[:3] and mixed[3].task == without[3].task
+    unsearched, plain = (placement_jobs(TASKS, 8, 1, 0, of) for of in (Proposers(searched_share=1.0), None))
+    assert [job.key for job in unsearched] == [job.key for job in plain]
+    jobs = placement_jobs(TASKS, 4, 1, 0, Proposers(None, MODEL, 0.5))
+    assert [job.proposed_by for job in jobs] == ["random", "evenshard"] * 2
 
 
 def test_the_search_alone_proposes_what_evenshard_answers() -> None:
@@ -90,13 +94,6 @@ def test_the_share_holds_for_any_beginning_of_a_round() -> None:
         searches = [Proposers(None, MODEL, share).searches(number) for number in range(100)]
         assert all(sum(searches[:count]) == pytest.approx(share * count, abs=1) for count in range(1, 101))
         assert sum(searches) == round(100 * share)
-
-
-def test_without_a_cost_model_nothing_is_searched_and_without_a_policy_the_rest_is_random() -> None:
-    unsearched, plain = (placement_jobs(TASKS, 8, 1, 0, of) for of in (Proposers(searched_share=1.0), None))
-    assert [job.key for job in unsearched] == [job.key for job in plain]
-    jobs = placement_jobs(TASKS, 4, 1, 0, Proposers(None, MODEL, 0.5))
-    assert [job.proposed_by for job in jobs] == ["random", "evenshard"] * 2
 
 
 def test_a_task_that_is_searched_again_gives_its_next_best_candidate() -> None:

@@ -237,12 +237,8 @@ FINE = {name: value for name, value in asdict(cost(1.0).devices[0]).items() if v
     [
         b"\x00\xff\xfe",
         b"",
-        b"{",
         b'{"job": "a", "vis',
         b"[]",
-        b"5",
-        b'"job"',
-        b"null",
         b"{}",
         as_line({name: value for name, value in A_VISIT.items() if name != "visit"}),
         as_line({name: value for name, value in A_VISIT.items() if name != "devices"}),

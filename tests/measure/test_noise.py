@@ -61,13 +61,10 @@ def test_a_run_that_is_slow_as_a_whole_changes_no_comparison() -> None:
     assert found.relative_between_run_pct == pytest.approx(math.sqrt(25 - (found.within_run_pct or 0) ** 2 / 2))
 
 
-def test_without_controls_nothing_is_known() -> None:
+def test_without_controls_nothing_is_known_and_more_tasks_tell_smaller_differences() -> None:
     assert estimate_noise([]) == estimate_noise([[], []]) == Noise(None, None, None, 0, 0)
     assert estimate_noise([run(10.0)]) == Noise(None, None, None, 1, 1)
     assert estimate_noise([]).difference_pct(10) == 0.0
-
-
-def test_more_tasks_tell_smaller_differences() -> None:
     noise = Noise(3.0, 40.0, 4.0, num_controls=2, num_runs=2)
     assert noise.difference_pct(1) == pytest.approx(1.96 * math.sqrt(2) * 5.0)
     assert noise.difference_pct(100) == pytest.approx(noise.difference_pct(1) / 10)

@@ -128,4 +128,6 @@ def test_no_room_names_the_devices_allowed_and_what_must_stay_apart() -> None:
     of_task = limited(task(sized(1, 1, 1), 3, cap=20), allowed=(only(0, 2), None, None), apart=((0, 1, 2),))
     allowed, apart = (str(no_device_error(of_task, *one)) for one in (([0], [20, 0, 18]), ([1], [4, 4, 20])))
     assert "no device of those allowed (devices 0, 2) has more than" in allowed
+    free = no_device_error(gb_task([1, 2]), [1], [3 * GB, 5 * GB // 2])
+    assert "table t1 needs 2.00 GB, but no device has more than 1.50 GB left (cap 4.00 GB each)" in str(free)
     assert "all devices with enough memory hold tables to keep apart from it" in apart

@@ -113,25 +113,15 @@ def test_each_missing_or_torn_file_is_named(folder: Path, name: str) -> None:
     refused(folder, f"{name} is missing.*train-cost")
 
 
-BIAS = "overall_head.2.bias"
-
-
 @pytest.mark.parametrize(
     ("file", "change", "why"),
     [
-        ("state", lambda net: net["table_mlp.0.0.weight"].mul_(math.nan), "0.0.weight: a number is not finite"),
-        ("state", lambda net: net.update(more=torch.zeros(1)), "contains 'more', which the network does not have"),
-        ("state", lambda net: net.pop(BIAS), "lacks overall_head.2.bias"),
-        ("state", lambda net: net.update({BIAS: torch.zeros(2)}), r"bias: is \[2\] float32, not \[1\]"),
-        ("state", lambda net: net.update({BIAS: torch.zeros(1).to_sparse()}), "bias: is "),
-        ("state", lambda net: net.update({"overall_head.0.weight": torch.zeros(1, 1).expand(64, 32)}), "weight: is "),
-        ("state", lambda net: net.update({BIAS: [0.0]}), "is not a mapping of names to tensors"),
-        ("state", lambda net: net["cost_scale_ms"].zero_(), "cost_scale_ms: a scale is not positive"),
-        ("optimizer", lambda adam: adam["exp_avg"].mul_(math.nan), "exp_avg: a number is not finite"),
-        ("optimizer", lambda adam: adam["exp_avg_sq"].fill_(-1.0), "step or exp_avg_sq is negative"),
-        ("optimizer", lambda adam: adam["step"].fill_(-1.0), "step or exp_avg_sq is negative"),
-        ("optimizer", lambda adam: adam.update(exp_avg=torch.zeros(2, 2)), r"exp_avg: is \[2, 2\]"),
-        ("optimizer", lambda adam: adam.pop("exp_avg"), "is not the state of an Adam"),
+        (
+            "state",
+            lambda net: net["table_mlp.0.0.weight"].mul_(math.nan),
+            r"network \(state\.pt.*a number is not finite",
+        ),
+        ("optimizer", lambda adam: adam["step"].fill_(-1.0), r"optimizer\.pt, parameter 3.*exp_avg_sq is negative"),
     ],
 )
 def test_changed_weights_and_moments_are_refused(
@@ -140,8 +130,7 @@ def test_changed_weights_and_moments_are_refused(
     content = torch.load(folder / f"{file}.pt", weights_only=True)
     change(content if file == "state" else content["state"][3])
     torch.save(content, folder / f"{file}.pt")
-    where = r"saved network \(state\.pt" if file == "state" else r"optimizer\.pt, parameter 3"
-    refused(folder, f"{where}.*{why}")
+    refused(folder, why)
 
 
 def test_an_optimizer_of_another_kind_is_refused_and_its_settings_are_those_of_the_code(folder: Path) -> None:

@@ -17,9 +17,12 @@ from evenshard.placement.parts import Span
 from evenshard.placement.placement import check_placement, check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.planner.baselines import BASELINES, TORCHREC
+from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources, entry, label_of, sharder
+from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import Sharder
+from evenshard.sharders.learned import LEARNED, Sharder
 from evenshard.sharders.simple import (
     GreedySharder,
     RandomSharder,
@@ -31,6 +34,7 @@ from evenshard.sharders.simple import (
     single_cost_sharder,
 )
 from evenshard.tables.table import Table
+from support import convex_builders
 from support.builders import BATCH_SIZE, cost_net, policy, sized, some_tables, split_by, table, task
 
 TABLES = some_tables(10)
@@ -189,3 +193,39 @@ def test_rows_and_columns_are_cut_as_torchrec_does() -> None:
     assert cuts == {(12, 8), (8, 8, 4), (8, 4, 4, 4)}
     with pytest.raises(InfeasibleTask, match="needs"):
         random_sharding(task_on(TWO_NODES, room=10), SHARDING_TYPES, np.random.default_rng(0))
+
+
+# The table of sharders ----------------------------------------------------------------------------------------------
+
+OF_FOUR = task(some_tables(4))
+DREAMSHARD = DreamShardSharder(cost_net(), policy(), convex_builders.NORMALIZER)
+RESOURCES = Resources(
+    single_cost_ms=dict.fromkeys((table.name for table in OF_FOUR.tables), 1.0),
+    policy=DREAMSHARD,
+    cost_model=convex_builders.random_model(),
+)
+
+
+@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.can_use(RESOURCES) and not one.package])
+def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> None:
+    built = sharder(name, RESOURCES)
+    assert built.name == name
+    assert len(built.place(OF_FOUR).device_of_table) == 4
+
+
+def test_what_a_sharder_needs_decides_who_asks_it() -> None:
+    assert HEURISTICS == ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
+    assert TORCHREC == ("torchrec_planner", "torchrec_planner_perf")
+    assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full", "best_rule_of_thumb") == BASELINES
+    in_loop = [one.name for one in SHARDERS if one.in_loop]
+    assert in_loop == [*HEURISTICS, "single_cost_greedy", *LEARNED, "evenshard"]
+    assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy"]
+    assert [one.name for one in SHARDERS if one.is_learned] == [*LEARNED, "evenshard"]
+
+
+def test_a_sharder_without_what_it_needs_takes_no_part() -> None:
+    assert [one.name for one in SHARDERS if one.in_loop and one.can_use(Resources())] == list(HEURISTICS)
+    assert not entry("autoshard").can_use(RESOURCES), "the policy is another one's"
+    assert entry("dreamshard").can_use(RESOURCES) and sharder("dreamshard", RESOURCES) is DREAMSHARD
+    assert isinstance(sharder("evenshard", RESOURCES), EvenshardSharder)
+    assert (label_of("size_greedy"), label_of("a_former_sharder")) == ("greedy by size", "a former sharder")

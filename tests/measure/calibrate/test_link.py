@@ -80,13 +80,10 @@ def test_own_slowest_and_shared_bytes_are_told_apart(terms: tuple[float, float, 
         assert 1 / getattr(fit, name) == pytest.approx(1 / gb_s, abs=1e-6)
 
 
-def test_latency_is_never_negative() -> None:
+def test_latency_is_never_negative_and_points_without_a_bandwidth_are_refused() -> None:
     points = [even(size, size**1.2 / 1e9) for size in (KB, 8 * KB, MB)]
     fit = fit_link(points).link
     assert fit.latency_us == 0 and fit.bandwidth_gb_s > 0
-
-
-def test_points_without_a_bandwidth_are_refused() -> None:
     for points in ([even(KB, 4.0), even(MB, 2.0)], [even(KB, 1.0), even(KB, 1.1)], [even(KB, 0.0), even(MB, 1.0)], []):
         with pytest.raises(MeasurementFailed):
             fit_link(points)
