@@ -353,7 +353,6 @@ def test_kubernetes_says_why_a_pod_does_not_start(
     assert "running: place\nhttp" in fake.told(STATUS)
 
 
-
 def ended(code: int, reason: str) -> dict[str, Any]:
     """What Kubernetes says of a container that has ended."""
     return {**MAIN, "state": {"terminated": {"exitCode": code, "reason": reason}}}

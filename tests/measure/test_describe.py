@@ -58,15 +58,12 @@ def test_every_count_by_hand(dataset: Path) -> None:
         assert words in said, words
 
 
-def test_several_datasets_are_several_runs(dataset: Path, tmp_path: Path) -> None:
+def test_several_datasets_are_several_runs_also_without_controls_or_rows(dataset: Path, tmp_path: Path) -> None:
     slower = [placed("c0", 5.0, 9000.0, CONTROL), placed("c1", 5.0, 9900.0, CONTROL)]
     save_costs(slower, tmp_path / "later.parquet")
     description = describe([dataset, tmp_path / "later.parquet"])
     assert description["noise"]["num_runs"] == 2 and description["noise"]["between_run_pct"] > 5
     assert "between the 2 runs" in format_description(description)
-
-
-def test_a_dataset_without_controls_or_rows_is_described_too(tmp_path: Path) -> None:
     save_costs([], tmp_path / "none.parquet")
     save_costs([placed("m0", 4.0, 0.0)], tmp_path / "one.parquet")
     said = format_description(describe([tmp_path / "none.parquet", tmp_path / "one.parquet"]))

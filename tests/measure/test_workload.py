@@ -225,17 +225,14 @@ def replayed(table_index: int, batch_size: int, batch_number: int) -> tuple[list
     return lookups.indices.tolist(), lookups.lengths.tolist()
 
 
-def test_recorded_lookups_are_replayed_batch_by_batch_and_then_from_the_start() -> None:
+def test_recorded_lookups_are_replayed_batch_by_batch_and_others_are_refused() -> None:
     """Five samples make two whole batches of two."""
     assert replayed(0, 2, 0) == ([7, 7, 2], [2, 1])
     assert replayed(0, 2, 1) == ([1], [0, 1])
     assert replayed(0, 2, 2) == replayed(0, 2, 0)
     assert replayed(0, 5, 1) == ([7, 7, 2, 1, 9], [2, 1, 0, 1, 1])
     assert replayed(1, 2, 1) == ([2, 3], [1, 1])
-
-
-def test_a_table_or_a_batch_that_was_not_recorded_is_refused() -> None:
-    """Generated tables and those of a recorded batch share their names, and FBGEMM reads row 0 for a row too many."""
+    # Generated tables and those of a recorded batch share their names, and FBGEMM reads row 0 for a row too many.
     with pytest.raises(BadConfig, match=r"batch_size is 6, but measure\.recorded_batch has only 5 samples"):
         replayed(0, 6, 0)
     with pytest.raises(BadConfig, match="has no table 'users'"):

@@ -239,15 +239,12 @@ def test_a_modelled_link_is_found_exactly() -> None:
     assert error < 1e-6
 
 
-def test_where_all_tasks_exchange_alike_bytes_rather_than_a_latency_take_the_time() -> None:
+def test_where_all_tasks_exchange_alike_bytes_take_the_time_and_a_single_device_tells_nothing() -> None:
     """One table of 8 on each of two devices: no count differs, and own bytes come first."""
     one = measured(task([table("a", dim=8), table("b", dim=8)], 2), (0, 1), cost(4.0, 4.0))
     exchange, error = fit_exchange([one])
     assert exchange.ms_per_byte > 0 and exchange == ExchangeTime(ms_per_byte=exchange.ms_per_byte)
     assert error < 1e-6
-
-
-def test_a_single_device_tells_nothing_about_the_link() -> None:
     alone = measured(task([table()], 1), (0,), cost(4.0))  # one millisecond each, the exchanges too
     exchange, error = fit_exchange([alone])
     assert exchange == ExchangeTime() and not exchange.takes_time and math.isnan(error)

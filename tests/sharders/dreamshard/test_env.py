@@ -128,7 +128,7 @@ def test_tasks_of_different_lengths_and_device_counts_are_played_as_if_alone() -
 # The batch -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_pads_shorter_tasks_and_masks_missing_devices() -> None:
+def test_a_batch_pads_shorter_tasks_masks_missing_devices_and_repeats_side_by_side() -> None:
     first, second = task(TABLES[:3], devices=1, cap=100), task(TABLES[1:2], devices=3, cap=200)
     batch = EpisodeBatch.of([first, second], NORMALIZER)
     assert batch.table_BT.tolist() == [[0, 1, 2], [1, 0, 0]]
@@ -137,9 +137,6 @@ def test_a_batch_pads_shorter_tasks_and_masks_missing_devices() -> None:
     assert batch.device_mask_BD.tolist() == [[True, False, False], [True, True, True]]
     assert batch.memory_cap_B.tolist() == [100, 200]
     torch.testing.assert_close(batch.features_PF, NORMALIZER(TABLES[:3], BATCH_SIZE))
-
-
-def test_repeated_episodes_of_a_task_lie_side_by_side() -> None:
     batch = EpisodeBatch.of([task(TABLES[:2]), task(TABLES[2:4])], NORMALIZER).repeat(2)
     assert batch.table_BT.tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert len(batch.features_PF) == 4
@@ -185,15 +182,12 @@ def test_tables_are_placed_in_descending_single_table_cost() -> None:
 EMPTIEST, FULLEST = ByPredictedCost(-1.0), ByPredictedCost(1.0)
 
 
-def test_the_emptiest_device_gives_the_known_placement_and_cost() -> None:
+def test_the_emptiest_device_is_as_known_and_a_full_one_is_left_alone_however_likely() -> None:
     """9 | 4 | then 2 and 1 to the second device: 9 | 7, so 3 * 9 ms of compute and 1 ms of exchange for one dim."""
     of_task = task(working(2.0, 9.0, 4.0, 1.0), devices=2)
     episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostNet(), EMPTIEST, choose_best)
     assert episodes.placement(0, of_task).device_of_table == (1, 0, 1, 1)
     assert float(episodes.predicted_ms_B[0]) == pytest.approx(28.0)
-
-
-def test_a_full_device_is_left_alone_however_much_the_policy_likes_it() -> None:
     of_task = task(sized(5, 4, 3, 2), devices=2, cap=4 * 7)
     episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostNet(), FULLEST, choose_best)
     assert episodes.finished_B.all()
