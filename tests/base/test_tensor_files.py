@@ -87,7 +87,7 @@ def test_a_state_that_does_not_fit_the_optimizer_is_refused(
         load_adam(torch.optim.Adam(net().parameters()), tmp_path / "adam.pt")
 
 
-def test_files_of_others_hold_plain_data(tmp_path: Path) -> None:
+def test_files_of_others_hold_plain_data_and_dense_integers(tmp_path: Path) -> None:
     torch.save([torch.ones(2)], tmp_path / "good.pt")
     assert load_tensors(tmp_path / "good.pt")[0].tolist() == [1, 1]
     torch.save(net(), tmp_path / "code.pt")
@@ -95,9 +95,6 @@ def test_files_of_others_hold_plain_data(tmp_path: Path) -> None:
     for name in ("code.pt", "torn.pt"):
         with pytest.raises(BadFile, match="it is damaged, or contains objects other than tensors"):
             load_tensors(tmp_path / name)
-
-
-def test_dense_integers() -> None:
     assert integer_problem(torch.tensor([1], dtype=torch.int32)) is None
     claimed = torch.ones(1, dtype=torch.int64).as_strided((2,), (0,))
     wrong = [[1], torch.ones(1), torch.ones(2, dtype=torch.int64).to_sparse(), torch.ones(1, dtype=torch.bool), claimed]

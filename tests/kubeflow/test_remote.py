@@ -464,15 +464,12 @@ def test_a_refusal_is_bad_input(fake: Pipelines) -> None:
         assert len(fake.asked("POST", "/runs")) == 1
 
 
-def test_looking_is_tried_again(fake: Pipelines) -> None:
+def test_looking_is_tried_again_and_a_run_is_started_again_only_if_it_was_not_begun(fake: Pipelines) -> None:
     for status in (500, 503):
         fake.failures["GET /runs/r1"] = [status] * 5
         assert fake.run(STATUS) == 0
         fake.failures["GET /runs/r1"] = [status] * 6
         assert f"failed with status {status}: told to answer {status}" in fake.told(STATUS, code=1)
-
-
-def test_a_run_is_started_again_only_if_it_was_not_begun(fake: Pipelines) -> None:
     fake.failures["POST /runs"], fake.failures["POST /experiments"] = [503, 502, 429, 503, 503], [503]
     assert fake.run(SUBMIT) == 0
     assert len(fake.asked("POST", "/runs")) == 6

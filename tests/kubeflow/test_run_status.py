@@ -99,7 +99,7 @@ TASKS = tuple(TaskStatus(*one, OLD, ()) for one in (("a", DONE), ("b", "RUNNING"
 STATUS = RunStatus("r1", "a run", "team-a", "RUNNING", TASKS, None, "http://page")
 
 
-def test_a_status_is_summed_up() -> None:
+def test_a_status_is_summed_up_and_a_failure_names_three_tasks_each_once() -> None:
     assert summarize_progress(STATUS) == "done: a; running: b (2); waiting: c"
     assert summarize_progress(replace(STATUS, state="FAILED")) == "done: a"  # the record ended before the run did
     (note,) = list_notes(STATUS)
@@ -110,6 +110,9 @@ def test_a_status_is_summed_up() -> None:
     (note,) = list_notes(cut)  # the task that has not started may have
     assert "stopped recording tasks at" in note
     assert note in explain_failure(replace(cut, state="FAILED", tasks=()))
+    tasks = tuple(TaskStatus(name, "FAILED", OLD, ()) for name in "aabcde")
+    line = explain_failure(replace(STATUS, state="FAILED", tasks=tasks))
+    assert line == "run r1 ended as FAILED. a failed. b failed. c failed. And 2 more. See http://page"
 
 
 def test_a_run_is_settled_once_no_task_is_open_and_was_evicted_if_all_that_failed_were() -> None:
@@ -119,9 +122,3 @@ def test_a_run_is_settled_once_no_task_is_open_and_was_evicted_if_all_that_faile
     assert replace(STATUS, state="FAILED", tasks=(*TASKS, lost)).was_evicted
     assert not replace(STATUS, state="FAILED", tasks=(lost, replace(lost, evicted=False))).was_evicted
     assert not replace(STATUS, state="FAILED").was_evicted and not replace(STATUS, tasks=(lost,)).was_evicted
-
-
-def test_a_failure_names_three_tasks_each_once() -> None:
-    tasks = tuple(TaskStatus(name, "FAILED", OLD, ()) for name in "aabcde")
-    line = explain_failure(replace(STATUS, state="FAILED", tasks=tasks))
-    assert line == "run r1 ended as FAILED. a failed. b failed. c failed. And 2 more. See http://page"

@@ -96,14 +96,11 @@ def test_the_share_holds_for_any_beginning_of_a_round() -> None:
         assert sum(searches) == round(100 * share)
 
 
-def test_a_task_that_is_searched_again_gives_its_next_best_candidate() -> None:
+def test_a_task_that_is_searched_again_gives_its_next_best_candidate_as_long_as_there_is_one() -> None:
     jobs = placement_jobs(TASKS[:1], 4, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
     assert len({job.placement for job in jobs}) == 4
     predicted = [predicted_ms(MODEL, job.task, job.placement) for job in jobs]
     assert predicted == sorted(predicted)
-
-
-def test_when_the_search_knows_no_more_candidates_another_sharder_proposes() -> None:
     two = task(POOL[:2], devices=2, task_id="train-000")  # together or apart
     jobs = placement_jobs([two], 5, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
     searched = [job.placement for job in jobs if job.proposed_by == "evenshard"]

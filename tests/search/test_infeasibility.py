@@ -102,14 +102,11 @@ def test_the_first_reason_is_told(of_task: ShardingTask, reason: str) -> None:
     assert why(of_task).startswith(reason)
 
 
-def test_a_possible_task_has_no_reason() -> None:
+def test_a_possible_task_and_a_table_that_may_be_cut_have_no_reason() -> None:
     assert not why(gb_task([4, 4]))
     assert not why(limited(gb_task([2, 1, 1, 1]), **PINNED))
     assert not why(limited(gb_task([0.1] * 6, devices=4), apart=((0, 1, 2, 3),)))
     assert not why(limited(gb_task([1, 2, 3]), together=((0, 1),), apart=((0, 2),), table_optimizers={"t0": "adagrad"}))
-
-
-def test_a_table_that_may_be_cut_is_not_too_large() -> None:
     assert not why(gb_task([5, 1]), cut=0)
     assert why(gb_task([5, 1]), cut=1) == why(gb_task([5, 1]))
     assert "the tables need at least 10.00 GB" in why(gb_task([3, 3, 3, 1]), cut=2)

@@ -296,7 +296,7 @@ def constant_model(always_ms: float) -> CostModel:
     return model
 
 
-def test_calibration_by_hand() -> None:
+def test_calibration_by_hand_in_which_random_shards_count_only_by_themselves() -> None:
     """All members say the same: the floor is the median error, and the factor brings nine tenths of them inside."""
     off = [0.01 * n for n in range(1, 20)]  # of 19 errors, the 18th is the conformal quantile of 90 %
     of_task = task(TRAIN_TABLES[:1], 1)
@@ -305,9 +305,6 @@ def test_calibration_by_hand() -> None:
     assert calibration.floor == pytest.approx(0.10, rel=1e-3)
     assert calibration.factor == pytest.approx(1.8, rel=1e-3)
     assert pct_error == pytest.approx(100 * (1 - math.exp(-0.10)), rel=1e-3)
-
-
-def test_random_shards_say_nothing_about_placements_unless_nothing_else_was_measured() -> None:
     of_task, model, by_member = task(TRAIN_TABLES[:1], 1), constant_model(4.0), torch.zeros(10, dtype=torch.int64)
     good = [measured(of_task, (0,), cost(4 * math.exp(0.01)))] * 5
     bad = [replace(measured(of_task, (0,), cost(8.0)), proposed_by=RANDOM_SHARD)] * 5

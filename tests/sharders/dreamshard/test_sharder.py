@@ -112,13 +112,10 @@ def by_hand(factor: float, num_rollouts: int = 0) -> DreamShardSharder:
     return DreamShardSharder(AdditiveCostNet(), ByPredictedCost(factor), PLAIN_FEATURES, num_rollouts)
 
 
-def test_dreamshard_goes_where_the_policy_points() -> None:
+def test_dreamshard_goes_where_the_policy_points_unless_rollouts_predict_less() -> None:
     of_task = task(working(4.0, 7.0, 3.0), devices=2)
     assert split_by(by_hand(-1.0).place(of_task)) == {(1,), (0, 2)}
     assert split_by(by_hand(+1.0).place(of_task)) == {(0, 1, 2)}
-
-
-def test_with_rollouts_the_predicted_cost_decides_and_the_most_probable_one_stays_where_none_is_better() -> None:
     of_task = task(working(4.0, 7.0, 3.0), devices=2)
     assert split_by(by_hand(0.001).place(of_task)) == {(0, 1, 2)}
     assert split_by(by_hand(0.001, num_rollouts=64).place(of_task)) == {(1,), (0, 2)}
