@@ -1,4 +1,4 @@
-"""One device that measures shards in turn: what a cost is made of, and what happens when a shard does not fit."""
+"""One device that measures shards in turn: its costs, its clock, its name, and shards that do not fit."""
 
 from __future__ import annotations
 

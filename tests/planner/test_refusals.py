@@ -1,4 +1,4 @@
-"""No request is refused that has an answer: hard ones, by hand."""
+"""No request is refused that has an answer: hard ones by hand, and tables too wide for one kernel call."""
 
 from __future__ import annotations
 

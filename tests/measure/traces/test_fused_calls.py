@@ -1,4 +1,4 @@
-"""Calls of fused modules: kernel times equal those that others read from the same traces, sizes are the real ones."""
+"""Calls of fused modules: kernel times equal those that others read from the same traces, which have a limit."""
 
 from __future__ import annotations
 
