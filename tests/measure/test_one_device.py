@@ -151,6 +151,8 @@ def test_senseless_settings_are_refused() -> None:
         ({"timeout_s": 0.5}, "measure.timeout_s is 0.5"),
         ({"noise": -0.1}, "measure.noise is -0.1"),
         ({"noise": 0.1}, "measure.noise is 0.1, but cpu is not simulated"),
+        ({"hardware": "simulated:h200", "expect_transport": "IB"}, "does not communicate over a network"),
+        ({"expect_transport": "IB"}, "a single process does not communicate"),
     ]
     for change, words in changes:
         with pytest.raises(BadConfig, match=words):

@@ -106,7 +106,7 @@ def test_a_part_of_rows_and_columns_is_a_table() -> None:
     assert columns == replace(shared, name="hot[4:8]", embedding_dim=4)
 
 
-def test_a_replica_keeps_the_lookups_of_a_sample() -> None:
+def test_a_replica_keeps_the_lookups_of_a_sample_and_a_deduplicated_table_sends_each_index_once() -> None:
     assert replica_table(HOT, 8) == HOT  # every row is looked up once at most
     often = replace(HOT, reuse_bins=(0.0, 0.0, 0.0, 0.0, 1.0) + (0.0,) * 12)
     seen = replica_table(often, 2)
@@ -117,10 +117,7 @@ def test_a_replica_keeps_the_lookups_of_a_sample() -> None:
         thinned = thin_reuse_bins(often.reuse_bins or (), 1 / devices)
         assert replica_table(often, devices) == replace(often, reuse_bins=thinned)
     assert replica_table(replace(often, reuse_bins=None), 2).reuse_bins is None
-
-
-def test_a_deduplicated_table_sends_each_index_of_a_device_once() -> None:
-    """Two lookups of a row, dealt to 2 devices, are sent 1.5 times."""
+    # Two lookups of a row, dealt to 2 devices, are sent 1.5 times.
     twice = replace(HOT, reuse_bins=(0.0, 1.0) + (0.0,) * 15, is_deduplicated=True, feature_pooling_factors=(4.0, 6.0))
     sent = deduplicate_table(twice, 2)
     assert (sent.pooling_factor, sent.feature_pooling_factors) == (7.5, (3.0, 4.5))

@@ -198,15 +198,12 @@ def test_columns_on_one_node_are_table_column_wise_too() -> None:
         check_sharding(allowed, ACROSS)
 
 
-def test_every_device_of_a_table_must_be_allowed() -> None:
+def test_every_device_and_width_of_a_part_must_be_allowed() -> None:
     check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 2})),)), ACROSS)
     with pytest.raises(
         InfeasibleTask, match=r"^table 't' is on device 2, but its allowed devices are \[1, 3\]\. Place it again"
     ):
         check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 3})),)), ACROSS)
-
-
-def test_the_fewest_columns_of_a_part() -> None:
     assert [TableLimits(min_columns=columns).min_column_steps for columns in (1, 4, 5, 8)] == [1, 1, 2, 2]
     check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ON_ONE_NODE)
     with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 4 columns, but min_columns is 8"):

@@ -31,13 +31,10 @@ CUT = answer(
 )
 
 
-def test_parts_are_in_the_order_of_tables_columns_and_rows_and_their_times_follow() -> None:
+def test_parts_and_their_times_are_in_the_order_of_tables_columns_and_rows_and_replicas_on_every_device() -> None:
     assert CUT.parts == PARTS[::-1]
     assert (CUT.alone_ms, CUT.adds_ms) == ((5, 4, 3, 2, 1), (10, 9, 8, 7, 6))
     assert CUT.parts_of_table["c"] == (PARTS[1], PARTS[0])
-
-
-def test_a_replica_is_on_every_device_and_takes_memory_of_each() -> None:
     assert CUT.type_of_table == {"a": "data_parallel", "b": "column_wise", "c": "row_wise"}
     assert CUT.parts_on_device == ((0, 2, 3), (0, 1, 4))
     assert CUT.part_bytes == tuple(4 * size for size in (1000 * 8, 1000 * 16, 1000 * 48, 500 * 32, 500 * 32))

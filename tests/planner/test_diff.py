@@ -60,16 +60,13 @@ def moves(difference: Difference) -> list[tuple[str, int, int, int, int]]:
 # What moves ----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_moves_from_an_answer_to_itself() -> None:
+def test_nothing_moves_from_an_answer_to_itself_alone() -> None:
     answer = answered(asked(TWO, 2, optimizer="adam"), (0, 1, 0), {"a": (4,)})
     difference = diff(answer, answer, additive(), 10)
     assert difference.equal and difference.moves == () and difference.traffic.moved_bytes == 0
     assert difference.kept_bytes == sum(answer.part_bytes) == 2 * 3 * 320
     assert (difference.traffic.pairs, difference.traffic.devices, difference.traffic.seconds) == ((), (), 0)
     assert difference.renaming is None and difference.notes == () and difference.times.saves_ms == 0
-
-
-def test_placements_are_equal_only_where_nothing_at_all_differs() -> None:
     old = three(0, 0, 1)
     assert diff(three(0, 0, (0, 1)), old).moves == () and not diff(three(0, 0, (0, 1)), old).equal, "a replica less"
     assert not diff(old, three(0, 0, 1, num_devices=3)).equal, "another machine"

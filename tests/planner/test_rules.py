@@ -15,7 +15,7 @@ from evenshard.placement.task import TableLimits
 from evenshard.planner.rules import RULES, Rules, load_rules
 
 
-def test_all_kinds_of_rules(tmp_path: Path) -> None:
+def test_all_kinds_of_rules_and_empty_files_and_keys(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(
         "pinned: {user: 0, item: [0, 1]}\nforbidden: {clicks: 3}\nforbidden_devices: [7]\n"
         "together: [[query, title]]\napart: [[x, y], [y, z]]\npinned_nodes: {ads: 1}\n"
@@ -31,9 +31,6 @@ def test_all_kinds_of_rules(tmp_path: Path) -> None:
         {"user": ("row_wise", "data_parallel"), "item": ("table_wise",)},
         {"item": 32},
     )
-
-
-def test_an_empty_file_and_empty_keys_are_no_rules(tmp_path: Path) -> None:
     for text in ("", "# nothing\n", "pinned:\napart: []\n"):
         (tmp_path / "rules.yaml").write_text(text)
         assert load_rules(tmp_path / "rules.yaml") == Rules()

@@ -125,10 +125,14 @@ def test_chains_know_the_moved_bytes_of_changes() -> None:
     assert moves.weigh(np.array([5, 20]), overflow=3.0).tolist() == pytest.approx(weights)
 
 
-def test_of_placements_that_take_as_long_the_one_that_moves_less_is_the_answer() -> None:
+def test_of_placements_that_take_as_long_or_part_tables_the_one_that_moves_least_is_the_answer() -> None:
     tables = [Table("a", 10**6, 64, 5.0), Table("b", 10**6, 64, 5.0)]
     _, found = near(costs_of(tables, 2, WHOLE), earlier(placed(tables, (1, 0)), 2))
     assert found.moved_bytes == 0
+    tables = [table("a", 1), table("b", 0.5), table("c", 2)]
+    before = earlier(placed(tables, (0, 0, 1)), 2)
+    _, found = near(costs_of(tables, 2, WHOLE, apart=((0, 1),)), before, 0.5 * GB)
+    assert {part.table: part.device for part in found.best.parts} == {"a": 0, "b": 1, "c": 1}
 
 
 def any_machine(rng: np.random.Generator) -> Nodes:
@@ -163,13 +167,6 @@ def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None
         for group, choice in found
     ]
     assert moves.count_bytes(*places_of(moves, *found)).tolist() == expected
-
-
-def test_tables_that_are_to_stay_apart_now_part_with_the_fewest_bytes() -> None:
-    tables = [table("a", 1), table("b", 0.5), table("c", 2)]
-    before = earlier(placed(tables, (0, 0, 1)), 2)
-    _, found = near(costs_of(tables, 2, WHOLE, apart=((0, 1),)), before, 0.5 * GB)
-    assert {part.table: part.device for part in found.best.parts} == {"a": 0, "b": 1, "c": 1}
 
 
 def test_groups_return_home_as_far_as_the_bound_demands() -> None:

@@ -163,7 +163,7 @@ def test_what_a_table_can_be() -> None:
     assert set(possible_types(task_on(Nodes.one_node(2)), 0)) == sequence | {"column_wise"}
 
 
-def test_every_type_is_drawn_and_every_placement_is_legal() -> None:
+def test_every_type_is_drawn_and_every_placement_is_legal_within_the_limits_of_tables() -> None:
     of_task, rng, seen = task_on(TWO_NODES), np.random.default_rng(0), set()
     for _ in range(60):
         parts = random_sharding(of_task, SHARDING_TYPES, rng)
@@ -171,9 +171,6 @@ def test_every_type_is_drawn_and_every_placement_is_legal() -> None:
         by_table = parts_by_table(of_task, parts)
         seen |= {sharding_type(by_table[one.name], one, TWO_NODES) for one in MIXED}
     assert seen >= set(SHARDING_TYPES) - {"table_column_wise"}  # its parts are read as column_wise
-
-
-def test_limits_of_a_table_are_kept() -> None:
     limits = (TableLimits(types=frozenset({"row_wise"})), *(TableLimits(),) * 4)
     of_task, rng = replace(task_on(TWO_NODES), limits=limits), np.random.default_rng(0)
     assert possible_types(of_task, 0) == ("row_wise",)
@@ -221,9 +218,6 @@ def test_what_a_sharder_needs_decides_who_asks_it() -> None:
     assert in_loop == [*HEURISTICS, "single_cost_greedy", *LEARNED, "evenshard"]
     assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy"]
     assert [one.name for one in SHARDERS if one.is_learned] == [*LEARNED, "evenshard"]
-
-
-def test_a_sharder_without_what_it_needs_takes_no_part() -> None:
     assert [one.name for one in SHARDERS if one.in_loop and one.can_use(Resources())] == list(HEURISTICS)
     assert not entry("autoshard").can_use(RESOURCES), "the policy is another one's"
     assert entry("dreamshard").can_use(RESOURCES) and sharder("dreamshard", RESOURCES) is DREAMSHARD
