@@ -27,7 +27,7 @@ def adam(of: torch.nn.Module) -> torch.optim.Adam:
     return made
 
 
-def test_weights_come_back(tmp_path: Path) -> None:
+def test_weights_and_an_optimizer_come_back(tmp_path: Path) -> None:
     save_weights(net(3.0), tmp_path / "state.pt")
     again = net()
     load_weights(again, tmp_path / "state.pt")
@@ -35,6 +35,10 @@ def test_weights_come_back(tmp_path: Path) -> None:
     with pytest.raises(TrainingFailed, match="weight is not finite"):
         save_weights(net(float("nan")), tmp_path / "nan.pt")
     assert not (tmp_path / "nan.pt").exists()
+    save_adam(adam(net()), tmp_path / "adam.pt")
+    again = torch.optim.Adam(net().parameters(), lr=0.25)
+    load_adam(again, tmp_path / "adam.pt")
+    assert [int(one["step"]) for one in again.state.values()] == [1, 1] and again.param_groups[0]["lr"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -57,13 +61,6 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, A
     torch.save({"bias": torch.ones(1)}, tmp_path / "state.pt")
     with pytest.raises(ValueError, match=r"state\.pt lacks weight"):
         load_weights(net(), tmp_path / "state.pt")
-
-
-def test_an_optimizer_goes_on_where_it_was(tmp_path: Path) -> None:
-    save_adam(adam(net()), tmp_path / "adam.pt")
-    again = torch.optim.Adam(net().parameters(), lr=0.25)
-    load_adam(again, tmp_path / "adam.pt")
-    assert [int(one["step"]) for one in again.state.values()] == [1, 1] and again.param_groups[0]["lr"] == 0.25
 
 
 @pytest.mark.parametrize(

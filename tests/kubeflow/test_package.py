@@ -234,9 +234,7 @@ def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> N
     assert hash_source("minio://bucket/own.csv") == ""
 
 
-def test_the_command_tells_bad_input_and_writes_package_and_platform_in_one_file(
-    workdir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_tells_bad_input_and_writes_one_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, why in (
         (["-o", "pipeline.json"], "a compiled pipeline is YAML"),
         (["-o", "p.yaml", "--cluster", "none.yaml"], "none.yaml: no such file"),

@@ -51,12 +51,17 @@ def test_the_tasks_are_those_of_the_pipeline(run: str, clock: str, tasks: list[t
     assert [(task.name, task.state) for task in tasks_of(details(nodes_of(run, clock)))] == tasks
 
 
-def test_of_parts_side_by_side_some_may_wait() -> None:
+def test_of_parts_side_by_side_some_may_wait_and_a_driver_that_fails_is_named() -> None:
     nodes = nodes_of("train_succeeded", "04:41:30")
     running = next(one for one in nodes if one.get("display_name") == "executor(0)" and one["state"] == "RUNNING")
     running["state"] = "PENDING"
     states = [task.state for task in tasks_of(details(nodes)) if task.name == "benchmark-2"]
     assert sorted(states) == ["PENDING", "RUNNING"]
+    nodes = [one for one in nodes_of("place_failed", "04:17:12") if one["display_name"] != "place"]
+    for one in nodes:
+        if one["display_name"] == "place-driver":
+            one["state"] = "FAILED"
+    assert ("place-driver", "FAILED") in [(task.name, task.state) for task in tasks_of(details(nodes))]
 
 
 def test_a_pod_is_known_by_the_way_down_to_it() -> None:
@@ -69,14 +74,6 @@ def test_a_pod_is_known_by_the_way_down_to_it() -> None:
     }
     parts = [task.nodes for task in tasks_of(details(nodes_of("train_succeeded"))) if task.name == "benchmark"]
     assert len(set(parts)) == 2 and all(len(one) == 1 for one in parts)
-
-
-def test_a_driver_that_fails_is_named() -> None:
-    nodes = [one for one in nodes_of("place_failed", "04:17:12") if one["display_name"] != "place"]
-    for one in nodes:
-        if one["display_name"] == "place-driver":
-            one["state"] = "FAILED"
-    assert ("place-driver", "FAILED") in [(task.name, task.state) for task in tasks_of(details(nodes))]
 
 
 def test_the_record_of_a_long_run_ends_before_it() -> None:

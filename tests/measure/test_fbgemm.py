@@ -128,9 +128,7 @@ def test_drawn_lookups_are_drawn_once_and_again_after_all_is_freed(monkeypatch: 
     assert len(drawn) == 6
 
 
-def test_the_arena_is_small_numbers_freed_on_demand_and_filled_again_where_it_grows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_arena_is_small_numbers_freed_on_demand_and_filled_as_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros and subnormal numbers can be faster or slower than others.
 
     400 bytes lie in a block of 1000, whatever the memory held before; 4000 need another one.

@@ -101,9 +101,7 @@ WAYS = [
         (in_rows(0, 1, 2, 3, columns=(0, 6)), ROW_WISE, replace(T, embedding_dim=6), MACHINE),
     ],
 )
-def test_the_type_is_read_off_the_parts_in_any_order(
-    parts: list[TablePart], way: str, one: Table, machine: Nodes
-) -> None:
+def test_the_type_is_read_off_parts_in_any_order(parts: list[TablePart], way: str, one: Table, machine: Nodes) -> None:
     assert sharding_problem(parts, one, machine) is None
     assert sharding_type(parts, one, machine) == way == sharding_type(parts[::-1], one, machine)
 

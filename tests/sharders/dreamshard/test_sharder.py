@@ -79,11 +79,8 @@ def test_the_overall_cost_reads_the_maximum_over_devices_element_by_element() ->
     torch.testing.assert_close(net.overall_cost(halves, mask), net.overall_cost(torch.stack([high, low])[None], mask))
 
 
-def test_table_representations_are_never_negative_so_that_they_add_up() -> None:
+def test_representations_are_never_negative_and_the_costs_are_in_the_order_forward_exchange_backward() -> None:
     assert (cost_net().encode(torch.randn(50, 21, generator=torch.Generator().manual_seed(0))) >= 0).all()
-
-
-def test_the_three_costs_stand_in_the_order_forward_exchange_backward() -> None:
     net = cost_net(scale_ms=1.0)
     with torch.no_grad():
         for number, head in enumerate((net.fwd_compute_head, net.bwd_all_to_all_head, net.bwd_compute_head), start=1):
