@@ -13,8 +13,8 @@ from evenshard.cli import main
 from evenshard.measure.cost_rows import read_rows
 from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
+from evenshard.sharders.catalog import identify_sharder, load_learned_sharder, load_sharder
 from evenshard.sharders.checkpoint import load_checkpoint, read_kind
-from evenshard.sharders.learned import identify_sharder, load_learned_sharder, load_sharder
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tracking import StageRun

@@ -18,11 +18,10 @@ from evenshard.placement.placement import check_placement, check_sharding, parts
 from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.baselines import BASELINES, TORCHREC
-from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources, entry, label_of, sharder
+from evenshard.sharders.catalog import HEURISTICS, LEARNED, SHARDERS, Resources, Sharder, entry, label_of, sharder
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import LEARNED, Sharder
 from evenshard.sharders.simple import (
     GreedySharder,
     RandomSharder,

@@ -154,8 +154,8 @@ def overlap_text(answer: PlacementAnswer) -> str:
     return (
         f"{text}; DDP's all-reduces of gradients overlap the backward pass for {ms_text(step.hidden_ms)} ms. The "
         f"interval reaches from full overlap of these all-reduces to none. Dense layers: {len(request.dense.products)} "
-        f"products, {request.dense.num_weights:,} weights, {request.dense.dtype}; the GPU is assumed not to wait for the "
-        f"host."
+        f"products, {request.dense.num_weights:,} weights, {request.dense.dtype}; the GPU is assumed not to wait for "
+        f"the host."
     )
 
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement, check_placement
+from evenshard.sharders.catalog import roll_out
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardSharder, lean_cost_net, lean_policy
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import roll_out
 from evenshard.sharders.training import REPRESENTATION_SIZE
 from support.builders import (
     BATCH_SIZE,
@@ -160,5 +160,5 @@ def test_many_samples_of_one_task_are_those_of_equal_tasks_and_a_roll_out_takes_
     )
     assert repeated == equal != otherwise
     assert roll_out(sharder, of_task, seed=0, count=4) == repeated
-    monkeypatch.setattr("evenshard.sharders.learned.MOST_CHOICES", 3 * 10 * 3)
+    monkeypatch.setattr("evenshard.sharders.catalog.MOST_CHOICES", 3 * 10 * 3)
     assert len(roll_out(sharder, of_task, seed=0)) == 3
