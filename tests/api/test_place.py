@@ -86,8 +86,8 @@ FIELDS = [
 PROPERTIES = [
     "assumptions", "device_of_table", "gap_pct", "high_ms", "host_memory", "low_ms", "measured_device_ms", "memory",
     "memory_warnings", "num_devices", "offloaded", "part_bytes", "part_memory", "parts_of_table", "parts_on_device",
-    "replicated_values", "save_report", "step", "step_on", "storage_of_table", "summary", "task", "to_frame", "type_of_table", "uncertainty_ms",
-    "used_bytes",
+    "replicated_values", "save_report", "step", "step_on", "storage_of_table", "summary", "task", "to_frame",
+    "type_of_table", "uncertainty_ms", "used_bytes",
 ]  # fmt: skip
 # By a small request: imports are most of what it waits for.
 UNUSED = {"pandas", "pyarrow", "scipy", "matplotlib", "mlflow", "dvc", "torch", "torchrec", "fbgemm_gpu", "jinja2"}

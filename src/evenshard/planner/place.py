@@ -55,7 +55,7 @@ from evenshard.search.search import (
     get_effort,
 )
 from evenshard.search.space import SearchSpace
-from evenshard.sharders.learned import roll_out
+from evenshard.sharders.catalog import roll_out
 from evenshard.sharders.model import Model
 from evenshard.tables.assumptions import Assumption, TableSet, list_approximations
 from evenshard.tables.table import Table

@@ -262,7 +262,7 @@ class StepTime:
     embeddings_ms: float  # kernels of tables
     dense_ms: float  # dense layers with their optimizer
     exposed_ms: float  # communication that overlaps no kernels
-    hidden_ms: float  # all-reduce of dense gradients that overlaps the backward pass
+    hidden_ms: float  # all-reduces of gradients that overlap the backward pass
     low_ms: float
     high_ms: float
 
@@ -274,7 +274,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class EmbeddingTimes:
-    """Predicted embedding work of a step: its devices, time with 90 % interval, and values of replicas."""
+    """Predicted embedding work of a step: its devices, its time with 90 % interval, and the weights of replicas."""
 
     devices: Sequence[PredictedDevice]
     pipeline: str
@@ -302,8 +302,8 @@ def predict_step(
 ) -> StepTime | None:
     """Predict a step with dense layers on the slowest of some hardware; None if the hardware has no device model.
 
-    ``DistributedDataParallel`` reduces the gradients of dense layers and replicas together, while the backward pass of
-    dense layers and tables goes on.
+    ``DistributedDataParallel`` reduces gradients while the backward pass goes on: those of dense layers behind the
+    backward pass of dense layers and tables, and those of replicas behind the backward pass of tables.
 
     Args:
         hardware: names of the devices' hardware.
@@ -322,22 +322,24 @@ def predict_step(
         times.append((forward_ms + backward_ms + update, backward_ms))
     dense_ms, backward_ms = max(times)
     kernels_ms, communication_ms = step_shares_ms(found.devices, found.pipeline)
-    replicas = GRADIENT_BYTES * found.replicated_values
-    alone_ms = all_reduce_ms(machine, replicas, own_link)[1] if replicas else 0.0
-    reduced_ms = all_reduce_ms(machine, replicas + GRADIENT_BYTES * layers.num_weights, own_link)[1]
+    replicas_ms, reduced_ms = (
+        all_reduce_ms(machine, GRADIENT_BYTES * values, own_link)[1] if values else 0.0
+        for values in (found.replicated_values, layers.num_weights)
+    )
     tables_ms = max(device.predicted_bwd_compute_ms for device in found.devices)
-    hidden_ms = min(reduced_ms, backward_ms + tables_ms)
-    exposed_ms = max(communication_ms - alone_ms, 0.0)
+    both_ms = replicas_ms + reduced_ms
+    left_ms = max(replicas_ms - tables_ms, both_ms - tables_ms - backward_ms, 0.0)
     percent = FITTED_PERCENT if all(name.device in FITS for name in names) else RULE_PERCENT
     factor = math.exp(percent / 100)
-    rest = (kernels_ms + exposed_ms) / found.predicted_ms
+    exposed_ms = max(communication_ms - replicas_ms, 0.0)
+    without = (kernels_ms + exposed_ms) / found.predicted_ms
     return StepTime(
         kernels_ms,
         dense_ms,
-        exposed_ms + reduced_ms - hidden_ms,
-        hidden_ms,
-        rest * found.low_ms + dense_ms / factor,
-        rest * found.high_ms + dense_ms * factor + reduced_ms,
+        exposed_ms + left_ms,
+        both_ms - left_ms,
+        without * found.low_ms + dense_ms / factor,
+        without * found.high_ms + dense_ms * factor + both_ms,
     )
 
 

@@ -152,9 +152,10 @@ def overlap_text(answer: PlacementAnswer) -> str:
             f"overlap of the dense part and embedding work to none."
         )
     return (
-        f"{text}; DDP's all-reduce of dense gradients overlaps the backward pass for {ms_text(step.hidden_ms)} ms. The "
-        f"interval reaches from full overlap of that all-reduce to none. Dense layers: {len(request.dense.products)} "
-        f"products, {request.dense.num_weights:,} weights, {request.dense.dtype}; the GPU never waits for the host."
+        f"{text}; DDP's all-reduces of gradients overlap the backward pass for {ms_text(step.hidden_ms)} ms. The "
+        f"interval reaches from full overlap of these all-reduces to none. Dense layers: {len(request.dense.products)} "
+        f"products, {request.dense.num_weights:,} weights, {request.dense.dtype}; the GPU is assumed not to wait for "
+        f"the host."
     )
 
 

@@ -53,8 +53,8 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
 
 
 def stops_texts(found: WhatIfAnswer) -> Iterator[str]:
-    """Yield, for each hardware, the number of devices from which on more devices stop paying."""
-    for fewer, more in found.stops:
+    """Yield, for each hardware, the number of devices from which on more stop paying; nothing without whole steps."""
+    for fewer, more in found.stops if found.has_dense else ():
         name = short_name(fewer.hardware)
         if more is None:
             yield f"{name}: more devices pay, up to all {fewer.num_devices:,} that were compared."
@@ -76,7 +76,11 @@ def heading(found: WhatIfAnswer) -> str:
     kinds = dict.fromkeys(one.hardware for one in found.options)
     models = [printable(kind) for kind in kinds if is_simulated(kind)]
     said = f" Device models, not GPUs: {', '.join(models)}." if models else ""
-    priced = "" if found.has_dense else " Times are of embedding work alone; --dense-ms adds the dense part of a step."
+    priced = (
+        ""
+        if found.has_dense
+        else " Times are of embedding work alone; --dense or --dense-ms adds the dense part of a step."
+    )
     return f"Batch {size}.{said} Times are predicted, with 90 % intervals.{priced}"
 
 
@@ -161,7 +165,7 @@ def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
         if not any(found.dense_ms.values()):
             yield (
                 f"The dense part is predicted from the model's dense layers. Embedding work and the dense part {how}. "
-                "Intervals reach from full overlap of the all-reduce of dense gradients to none."
+                "Intervals reach from full overlap of the all-reduces of gradients to none."
             )
         else:
             yield f"Embedding work and the dense part {how}. The dense time counts as exact."

@@ -135,7 +135,7 @@ class WhatIfOption:
     @property
     def dense_part_ms(self) -> float:
         """Return the time that the dense part adds to the embeddings, without overlap."""
-        return self.dense_ms if self.step is None else self.step.total_ms - self.embeddings_ms.value
+        return self.dense_ms if self.step is None else self.step.total_ms - self._fitting_answer.predicted_ms
 
     @property
     def step_ms(self) -> PredictedInterval:
@@ -146,9 +146,9 @@ class WhatIfOption:
         off, sync = self.link_factor, self.sync_ms
         own = self.embeddings_ms
         if self.step is not None:
-            low = min(self.step.low_ms, self._with_dense(own.low))
+            low = min(self.step.low_ms + self.replicas_ms, self._with_dense(own.low))
             value = self._with_dense(own.value) + sync
-            return PredictedInterval(value, low + sync / off, self.step.high_ms + sync * off)
+            return PredictedInterval(value, low + sync / off, self.step.high_ms + self.replicas_ms + sync * off)
         ends = ((own.value, sync), (own.low, sync / off), (own.high, sync * off))
         return PredictedInterval(*(self._with_dense(embeddings) + averaging for embeddings, averaging in ends))
 
