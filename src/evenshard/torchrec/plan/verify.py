@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -232,13 +232,10 @@ class _Check:
 
     def _match(self, model: _ModelTables) -> None:
         """Name entries as the model's tables, and list tables that only the model or only the plan has."""
-        left, by_last = self.entries, defaultdict[str, list[str]](list)
-        for name in left:
-            by_last[name.rpartition(".")[2]].append(name)
+        left, alike = self.entries, _by_last_name(self.entries)
         self.entries = {}
         for one, table in zip(model.located, model.tables, strict=True):
-            alike = by_last[one.config.name]
-            names = (qualify_name(one.path, one.config.name), one.name, *(alike if len(alike) == 1 else ()))
+            names = (qualify_name(one.path, one.config.name), one.name, alike.get(one.config.name, ""))
             key = next((name for name in names if name in left), None)
             if key is None:
                 self._add(one.name, "of the model is not in the plan. Place it, or each rank trains its own copy.")
@@ -342,8 +339,10 @@ class _Check:
         """Add tables that a checkpoint cannot load, or collections whose pooled outputs another plan orders otherwise."""
         old = _Check(other, self.model, None)
         if other.states is not None:
+            alike = _by_last_name(old.entries)  # keys of a checkpoint begin with those of the saved dict
             for name, entry in self.entries.items():
-                saved, states = old.entries.get(name), other.states.get(name.rpartition(".")[2], {})
+                last = name.rpartition(".")[2]
+                saved, states = old.entries.get(name, old.entries.get(alike.get(last, ""))), other.states.get(last, {})
                 self._add(name, checkpoint_problem(entry, self.tables[name], saved, states))
             self.says.checked.append("the checkpoint")
             return
@@ -368,6 +367,13 @@ class _Check:
         for one in self.model.located:
             plan[one.path][one.config.name] = parameter_sharding(self.entries[one.name], one.config.data_type)
         return plan_orders(ShardingPlan(plan), self.model.located)
+
+
+def _by_last_name(names: Collection[str]) -> dict[str, str]:
+    """Map the last part of each name to the name, unless several names end with it."""
+    ends = [name.rpartition(".")[2] for name in names]
+    counts = Counter(ends)
+    return {end: name for end, name in zip(ends, names, strict=True) if counts[end] == 1}
 
 
 # Checks of a table ----------------------------------------------------------------------------------------------------
