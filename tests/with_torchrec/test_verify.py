@@ -110,7 +110,11 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "rank order": (reverse, {}, "the ranks (3, 2, 1, 0), but TorchRec looks up its rows on (0, 1, 2, 3)"),
     "wrong type": (entry("grid_shard", sharding_type="table_row_wise"), {}, "shards are cut in another way"),
     "unknown type": (entry("table_wise", sharding_type="diagonal"), {}, "'table_wise' is sharded 'diagonal'"),
-    "wrong GPU": (shard("table_wise", placement="rank:0/cuda:1"), {}, "rank 0 has GPU 0 of its host"),
+    "wrong GPU": (
+        shard("table_wise", placement="rank:0/cuda:1"),
+        {},
+        "is on GPU 1 of rank 0, which has GPU 0 of its host",
+    ),
     "two wholes": (entry("column_wise", sharding_type="table_wise"), {}, "is table_wise, but its shards are cut"),
     "node width": (NONE, {"job": Job(4, 4, 4)}, "'table_row_wise' is table_row_wise on the ranks (0, 1), but"),
     "grid width": (
@@ -332,7 +336,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     Path("model.py").write_text(MODEL)
     assert main(["verify", "plan.json", "--job"]) == 1
     assert (
-        "plan.json: 3 problems in 11 tables\nproblem      table 'bags.row_wise' is on rank:2" in capsys.readouterr().out
+        "plan.json: 3 problems in 11 tables\nproblem      table 'bags.row_wise' is on GPU 0 of rank 2"
+        in capsys.readouterr().out
     )
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert main(["verify", "plan.json", "--job", "--json"]) == 0

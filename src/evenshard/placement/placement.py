@@ -144,9 +144,12 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
         raise InfeasibleTask(problem)
 
 
-def list_memory_problems(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[str]:
+def list_memory_problems(
+    task: ShardingTask, parts: Sequence[TablePart], used_of_devices: Sequence[int] | None = None
+) -> Iterator[str]:
     """Yield each device or host whose available memory the parts exceed, as a sentence with a remedy."""
-    for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
+    used_of_devices = used_bytes(task, parts) if used_of_devices is None else used_of_devices
+    for device, (used, room) in enumerate(zip(used_of_devices, task.room_bytes, strict=True)):
         if used > room:
             yield f"device {device} needs {gb_text(used)}, but has {gb_text(room)}. Raise memory_cap_gb or num_devices."
     if all(part.storage == ON_DEVICE for part in parts):

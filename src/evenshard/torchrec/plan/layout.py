@@ -31,7 +31,7 @@ from evenshard.torchrec.model.modules import qualify_name
 from evenshard.torchrec.plan.entries import CacheEntry, PlanFile, ShardEntry, TableEntry, table_entry
 
 if TYPE_CHECKING:
-    from torchrec.distributed.types import ShardingPlan
+    from torchrec.distributed.types import ParameterSharding, ShardingPlan
 
 _REMEDY = "Give placement.json, a plan of evenshard or TorchRec as JSON, or the folder of a checkpoint."
 
@@ -66,7 +66,8 @@ class Layout:
 def read_layout(plan: str | Path | ShardingPlan) -> Layout:
     """Read a plan of any planner; raise BadFile if its file cannot be read."""
     if not isinstance(plan, str | Path):
-        return _of_torchrec(_entries_of(plan))
+        modules = {path: module for path, module in plan.plan.items() if isinstance(module, Mapping)}
+        return _of_torchrec({path: {name: _entry(one) for name, one in of.items()} for path, of in modules.items()})
     path = Path(plan)
     if path.name == ".metadata" or path.is_dir():
         return _read_checkpoint(path / ".metadata" if path.is_dir() else path)
@@ -78,41 +79,36 @@ def read_layout(plan: str | Path | ShardingPlan) -> Layout:
         replicas = AllowedReplicas(own.dense_optimizer, frozenset(own.replicas_by_name))
         return Layout(own.tables, own.world_size, own.local_world_size, own.compute_device, replicas)
     content = content if isinstance(content, dict) and "plan" in content else {"plan": content}
-    modules = read_record(_TorchRecFile, content, path, _REMEDY).plan
-    return _of_torchrec({qualify_name(at, name): one for at, module in modules.items() for name, one in module.items()})
+    return _of_torchrec(read_record(_TorchRecFile, content, path, _REMEDY).plan)
 
 
 class _TorchRecFile(BaseModel):
     plan: dict[str, dict[str, TableEntry]]  # as TorchRec's ``ShardingPlan._serialize`` returns it
 
 
-def _of_torchrec(entries: Mapping[str, TableEntry]) -> Layout:
-    on_cpu = any(shard.placement.endswith("/cpu") for entry in entries.values() for shard in entry.shards)
+def _of_torchrec(modules: Mapping[str, Mapping[str, TableEntry]]) -> Layout:
+    entries = {qualify_name(path, name): one for path, module in modules.items() for name, one in module.items()}
+    on_cpu = any(one.shards[0].placement.endswith("/cpu") for one in entries.values() if one.shards)
     return Layout(entries, compute_device="cpu" if on_cpu else "cuda")
 
 
-def _entries_of(plan: ShardingPlan) -> dict[str, TableEntry]:
-    modules = {path: module for path, module in plan.plan.items() if isinstance(module, Mapping)}
-    return {
-        qualify_name(path, name): TableEntry(
-            sharding_type=one.sharding_type,
-            compute_kernel=one.compute_kernel,
-            ranks=tuple(one.ranks or ()),
-            shards=tuple(
-                ShardEntry(
-                    shard_offsets=tuple(shard.shard_offsets),
-                    shard_sizes=tuple(shard.shard_sizes),
-                    placement=str(shard.placement),
-                )
-                for shard in getattr(one.sharding_spec, "shards", None) or ()
-            ),
-            cache_params=None
-            if one.cache_params is None or one.cache_params.load_factor is None
-            else CacheEntry.model_construct(algorithm="LRU", load_factor=one.cache_params.load_factor),
-        )
-        for path, module in modules.items()
-        for name, one in module.items()
-    }
+def _entry(one: ParameterSharding) -> TableEntry:
+    shards = [
+        (tuple(shard.shard_offsets), tuple(shard.shard_sizes), str(shard.placement))
+        for shard in getattr(one.sharding_spec, "shards", None) or ()
+    ]
+    load_factor = None if one.cache_params is None else one.cache_params.load_factor
+    return TableEntry.model_construct(
+        sharding_type=one.sharding_type,
+        compute_kernel=one.compute_kernel,
+        ranks=tuple(one.ranks or ()),
+        shards=tuple(_shard(*shard) for shard in shards),
+        cache_params=load_factor and CacheEntry.model_construct(algorithm="LRU", load_factor=load_factor),
+    )
+
+
+def _shard(offsets: Any, sizes: Any, placement: str = "") -> ShardEntry:
+    return ShardEntry.model_construct(shard_offsets=offsets, shard_sizes=sizes, placement=placement)
 
 
 def _of_placement(record: PlacementFile) -> Layout:
@@ -172,13 +168,9 @@ def _read_checkpoint(path: Path) -> Layout:
         if named["state"]:
             states[named["table"]][named["state"]] = tuple(one.size)
             continue
-        shards = tuple(
-            ShardEntry(shard_offsets=tuple(chunk.offsets), shard_sizes=tuple(chunk.sizes), placement="")
-            for chunk in one.chunks
-        )
-        entry = TableEntry(
-            sharding_type="", compute_kernel="", ranks=(0,) * len(shards), shards=shards, cache_params=None
-        )
+        shards = tuple(_shard(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in one.chunks)
+        ranks = (0,) * len(shards)
+        entry = TableEntry.model_construct(sharding_type="", compute_kernel="", ranks=ranks, shards=shards)
         entries[qualify_name(named["path"] or "", named["table"])] = entry
     if not entries:
         raise BadFile(path, "has no tables of TorchRec", _REMEDY)

@@ -16,6 +16,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,7 +219,8 @@ class _Check:
             self.machine = replace(self.machine, num_devices=job.world_size, devices_per_node=job.node_size)
         self.says = Verification(len(layout.entries), [*layout.problems])
         self.entries, self.tables = dict(layout.entries), dict[str, Table]()
-        self.parts = dict[str, tuple[TablePart, ...]]()  # of tables whose shards are right
+        # Of tables whose shards are right: as in the plan, and with those of a rank merged.
+        self.raw_parts, self.parts = dict[str, tuple[TablePart, ...]](), dict[str, tuple[TablePart, ...]]()
         self.request = layout.request
         if model is not None:
             self._match(model)
@@ -258,10 +260,13 @@ class _Check:
         local = layout.local_world_size if job is None else job.local_world_size
         for name, entry in self.entries.items():
             try:
-                problem = shard_problem(name, entry, self.tables[name], self.machine, local)
-                if problem is None:
-                    parts = self._raw_parts(name)
-                    self.parts[name] = merge_parts(parts) if len(parts) > 1 else parts
+                table = self.tables[name]
+                is_replica = entry.sharding_type in REPLICATED
+                raw = (replica(table, range(self.machine.num_devices)),) if is_replica else parts_of_entry(name, entry)
+                if (problem := shard_problem(entry, raw, table, self.machine, local)) is None:
+                    self.raw_parts[name] = raw
+                    has_doubles = len({*entry.ranks}) < len(entry.ranks)
+                    self.parts[name] = merge_parts(raw) if has_doubles else raw
                 self._add(name, problem)
             except BadConfig as error:
                 says.problems.append(str(error))
@@ -274,11 +279,6 @@ class _Check:
             self._check_memory(cap_gb)
         if job is None:
             says.unchecked.append("ranks of the job (--job)")
-
-    def _raw_parts(self, name: str) -> tuple[TablePart, ...]:
-        if self.entries[name].sharding_type in REPLICATED:
-            return (replica(self.tables[name], range(self.machine.num_devices)),)
-        return parts_of_entry(name, self.entries[name])
 
     def _check_training(self) -> None:
         says, layout, asked, device = self.says, self.layout, self.layout.request, self.layout.compute_device
@@ -303,8 +303,8 @@ class _Check:
         if len(says.problems) > count:  # problems of pooling are among them
             return
         collections = defaultdict[Any, list[ShardedTable]](list)
-        for name in self.parts:
-            table, raw = self.tables[name], self._raw_parts(name)
+        for name, raw in self.raw_parts.items():
+            table = self.tables[name]
             own = ShardedTable(name, table.pooling, self.entries[name].sharding_type, ANY_TYPE, raw)
             collections[table.collection].append(own)
         for collection in collections.values():
@@ -330,13 +330,14 @@ class _Check:
             says.unchecked.append(f"memory of devices ({needs})")
         elif asked.num_devices == self.machine.num_devices:  # else there is a problem of ranks
             task, parts = asked.task(), [part for own in self.parts.values() for part in own]
-            says.problems += list_memory_problems(task, parts)
+            used = used_bytes(task, parts)
+            says.problems += list_memory_problems(task, parts, used)
             what = "of a step" if asked.training_pipeline else "weights and optimizer state alone"
-            most = f"{size_text(max(used_bytes(task, parts)))} of {size_text(max(task.room_bytes))}"
+            most = f"{size_text(max(used))} of {size_text(max(task.room_bytes))}"
             says.checked.append(f"memory of devices ({what}, at most {most})")
 
     def compare(self, other: Layout) -> None:
-        """Add tables that a checkpoint cannot load, or collections whose pooled outputs another plan orders otherwise."""
+        """Add tables that a checkpoint cannot load, or collections whose outputs another plan has in another order."""
         old = _Check(other, self.model, None)
         if other.states is not None:
             alike = _by_last_name(old.entries)  # keys of a checkpoint begin with those of the saved dict
@@ -379,15 +380,18 @@ def _by_last_name(names: Collection[str]) -> dict[str, str]:
 # Checks of a table ----------------------------------------------------------------------------------------------------
 
 
-def shard_problem(name: str, entry: TableEntry, table: Table, machine: Nodes, local_world_size: int = 0) -> str | None:
+def shard_problem(
+    entry: TableEntry, parts: Sequence[TablePart], table: Table, machine: Nodes, local_world_size: int = 0
+) -> str | None:
     """Return the first reason that shards do not cover a table, or are not on the ranks that TorchRec uses.
 
     Args:
+        parts: the entry's parts, without empty ones.
         machine: ranks; its nodes are the ranks over which TorchRec cuts rows (``Job.node_size``).
         local_world_size: ranks per host, which number its GPUs; 0 if unknown.
     """
     if not entry.sharding_type:  # of a checkpoint
-        return tiling_problem(parts_of_entry(name, entry), table)
+        return tiling_problem(parts, table)
     if entry.sharding_type not in TYPES:
         return f"is sharded {brief(entry.sharding_type)}. Choose from {', '.join(SHARDING_TYPES)}."
     kind, ranks, shards, everywhere = (
@@ -402,15 +406,15 @@ def shard_problem(name: str, entry: TableEntry, table: Table, machine: Nodes, lo
         if sorted(ranks or everywhere) == [*everywhere]:
             return None
         return f"is {kind.name} on the ranks {brief(ranks)}, not once on each of {machine.num_devices}. Place it again."
-    placed = [_PLACEMENT.fullmatch(shard.placement) for shard in shards]
-    if not ranks or [one and int(one[1]) for one in placed] != ranks:
+    placed = [_rank_and_gpu(shard.placement) for shard in shards]
+    if not ranks or [rank for rank, _ in placed] != ranks:
         where = cut(", ".join(shard.placement for shard in shards) or "none")
         return f"is on the ranks {brief(ranks)}, but its shards are on {where}. Make a new plan."
-    for rank, one in zip(ranks, placed, strict=True):
-        if local_world_size and one is not None and one[2] and int(one[2]) != rank % local_world_size:
-            own = f"GPU {rank % local_world_size} of its host ({local_world_size} ranks per host)"
-            return f"is on {one[0]}, but rank {rank} has {own}. Place the tables again for this job."
-    if problem := tiling_problem(parts_of_entry(name, entry), table):
+    wrong = ((rank, gpu) for rank, gpu in placed if local_world_size and gpu not in (None, rank % local_world_size))
+    for rank, gpu in wrong:
+        own = f"GPU {rank % local_world_size} of its host ({local_world_size} ranks per host)"
+        return f"is on GPU {gpu} of rank {rank}, which has {own}. Place the tables again for this job."
+    if problem := tiling_problem(parts, table):
         return problem
     of_type = (kind.cuts_rows, table.num_rows), (kind.cuts_columns, table.embedding_dim)
     if any(
@@ -423,6 +427,13 @@ def shard_problem(name: str, entry: TableEntry, table: Table, machine: Nodes, lo
         nodes = f"several nodes ({machine.devices_per_node} ranks per node)"
         return f"is {kind.name}, but its ranks {brief(ranks)} are on {nodes}. Place the tables again for this job."
     return None
+
+
+@lru_cache(maxsize=65_536)
+def _rank_and_gpu(placement: str) -> tuple[int, int | None]:
+    """Return the rank, and its GPU if there is one, of a placement such as rank:3/cuda:1; -1 if there is no rank."""
+    found = _PLACEMENT.fullmatch(placement)
+    return (-1, None) if found is None else (int(found[1]), int(found[2]) if found[2] else None)
 
 
 def _rows_problem(entry: TableEntry, table: Table, machine: Nodes) -> str | None:
@@ -439,9 +450,10 @@ def _rows_problem(entry: TableEntry, table: Table, machine: Nodes) -> str | None
         for start, shard in zip(range(0, span * block, block), shards, strict=True):
             rows = max(min(block, table.num_rows - start), 0)
             if shard.shard_sizes[0] != rows or (rows and shard.shard_offsets[0] != start):
+                held = f"{shard.shard_offsets[0]}:{shard.shard_offsets[0] + shard.shard_sizes[0]}"
                 return (
-                    f"has the rows {shard.shard_offsets[0]}:{shard.shard_offsets[0] + shard.shard_sizes[0]} on {shard.placement}, but TorchRec looks "
-                    f"up {start}:{start + rows} there. Cut it into blocks of {block} rows."
+                    f"has the rows {held} on {shard.placement}, but TorchRec looks up {start}:{start + rows} there. "
+                    f"Cut it into blocks of {block} rows."
                 )
     return None
 
