@@ -89,6 +89,11 @@ def swap(tables: Any) -> None:
     first["shard_offsets"], second["shard_offsets"] = second["shard_offsets"], first["shard_offsets"]
 
 
+def mix(tables: Any) -> None:
+    _, second, _, last = tables["grid_shard"]["shards"]
+    second["shard_offsets"], last["shard_offsets"] = last["shard_offsets"], second["shard_offsets"]
+
+
 def reverse(tables: Any) -> None:
     for key in ("ranks", "shards"):
         tables["row_wise"][key].reverse()
@@ -108,6 +113,7 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "replica missing": (entry("data_parallel", ranks=[0, 1, 2]), {}, "not once on each of 4"),
     "blocks swapped": (swap, {}, "the rows 10:20 on rank:0/cuda:0, but TorchRec looks up 0:10 there"),
     "rank order": (reverse, {}, "the ranks (3, 2, 1, 0), but TorchRec looks up its rows on (0, 1, 2, 3)"),
+    "grid mixed": (mix, {}, "is grid_shard, but the ranks (0, 1) have different columns"),
     "wrong type": (entry("grid_shard", sharding_type="table_row_wise"), {}, "shards are cut in another way"),
     "unknown type": (entry("table_wise", sharding_type="diagonal"), {}, "'table_wise' is sharded 'diagonal'"),
     "wrong GPU": (
@@ -152,6 +158,12 @@ def test_a_seeded_fault_is_found(tmp_path: Path, fault: str | None) -> None:
     found = verify(path, model, job, memory_cap_gb=cap_gb)
     assert any(message in one for one in found.problems) if fault else not found.problems, found.problems
     assert found.num_tables == sum(map(len, plan["plan"].values())) and len(found.checked) == 5
+
+
+def test_a_dense_optimizer_that_is_the_same_may_update_replicas(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(content()))
+    found = verify(tmp_path / "plan.json", trained(), dense_optimizer="adagrad", hardware="simulated:h100")
+    assert not found.problems and found.checked[-1].startswith("memory of devices (weights and optimizer state alone")
 
 
 # Other plans ----------------------------------------------------------------------------------------------------------
@@ -211,9 +223,10 @@ def test_a_checkpoint_that_would_not_load(
     assert len(own.problems) == bool(left_out) and "rows and columns, against the tables of the model" in own.checked
 
 
-def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
-    (tmp_path / ".metadata").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(BadFile, match=r"is not the metadata of a checkpoint \(it contains os.system\)"):
+@pytest.mark.parametrize(("module", "name"), [("os", "system"), ("torch", "load")])
+def test_a_checkpoint_runs_no_code(tmp_path: Path, module: str, name: str) -> None:
+    (tmp_path / ".metadata").write_bytes(f"c{module}\n{name}\n(S'false'\ntR.".encode())
+    with pytest.raises(BadFile, match=rf"is not the metadata of a checkpoint \(it contains {module}.{name}\)"):
         verify(tmp_path)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({})))
     with pytest.raises(BadFile, match="has no tables of TorchRec"):
@@ -259,7 +272,8 @@ def overlap(record: Any) -> None:
         (len, {"env": Job(4, 4, 4)}, "the plan is for 2 ranks per node, but the job has 4"),
         (len, {"env": Job(8, 2, 2)}, "the plan is for 4 ranks, but 8 ranks of the job share the tables"),
         (len, {"memory_cap_gb": 1e-6}, "device 0 needs"),
-        (len, {"hardware": "simulated:h100"}, ""),
+        (len, {"memory_cap_gb": 1e-6, "hardware": "simulated:h100"}, "device 0 needs"),
+        (len, {"env": Job(4, 2)}, ""),  # 2D groups, whose ranks per host do not matter
     ],
 )
 def test_a_placement_is_verified_with_its_request(tmp_path: Path, change: Any, given: Any, message: str) -> None:

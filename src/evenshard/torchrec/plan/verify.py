@@ -38,7 +38,6 @@ from evenshard.torchrec.baseline.topology import (
     DENSE_KERNEL,
     KERNELS_OF_TABLES,
     UNLIMITED_BYTES,
-    merge_parts,
     replica,
     require_torchrec,
 )
@@ -219,8 +218,7 @@ class _Check:
             self.machine = replace(self.machine, num_devices=job.world_size, devices_per_node=job.node_size)
         self.says = Verification(len(layout.entries), [*layout.problems])
         self.entries, self.tables = dict(layout.entries), dict[str, Table]()
-        # Of tables whose shards are right: as in the plan, and with those of a rank merged.
-        self.raw_parts, self.parts = dict[str, tuple[TablePart, ...]](), dict[str, tuple[TablePart, ...]]()
+        self.parts = dict[str, tuple[TablePart, ...]]()  # of tables whose shards are right
         self.request = layout.request
         if model is not None:
             self._match(model)
@@ -262,11 +260,11 @@ class _Check:
             try:
                 table = self.tables[name]
                 is_replica = entry.sharding_type in REPLICATED
-                raw = (replica(table, range(self.machine.num_devices)),) if is_replica else parts_of_entry(name, entry)
-                if (problem := shard_problem(entry, raw, table, self.machine, local)) is None:
-                    self.raw_parts[name] = raw
-                    has_doubles = len({*entry.ranks}) < len(entry.ranks)
-                    self.parts[name] = merge_parts(raw) if has_doubles else raw
+                parts = (
+                    (replica(table, range(self.machine.num_devices)),) if is_replica else parts_of_entry(name, entry)
+                )
+                if (problem := shard_problem(entry, parts, table, self.machine, local)) is None:
+                    self.parts[name] = parts
                 self._add(name, problem)
             except BadConfig as error:
                 says.problems.append(str(error))
@@ -303,9 +301,9 @@ class _Check:
         if len(says.problems) > count:  # problems of pooling are among them
             return
         collections = defaultdict[Any, list[ShardedTable]](list)
-        for name, raw in self.raw_parts.items():
+        for name, parts in self.parts.items():
             table = self.tables[name]
-            own = ShardedTable(name, table.pooling, self.entries[name].sharding_type, ANY_TYPE, raw)
+            own = ShardedTable(name, table.pooling, self.entries[name].sharding_type, ANY_TYPE, parts)
             collections[table.collection].append(own)
         for collection in collections.values():
             says.problems += list_untrainable(collection, self.machine, device)
@@ -442,7 +440,9 @@ def _rows_problem(entry: TableEntry, table: Table, machine: Nodes) -> str | None
     for first in range(0, len(entry.ranks), span):
         ranks, shards = entry.ranks[first : first + span], entry.shards[first : first + span]
         expected = tuple(kind.row_devices(machine, ranks[0]))
-        if ranks != expected or len({shard.shard_offsets[1] for shard in shards}) > 1:
+        if len({shard.shard_offsets[1] for shard in shards}) > 1:
+            return f"is {kind.name}, but the ranks {brief(ranks)} have different columns. Make a new plan."
+        if ranks != expected:
             return (
                 f"is {kind.name} on the ranks {brief(ranks)}, but TorchRec looks up its rows on {brief(expected)} "
                 f"({machine.devices_per_node} ranks per node). Place the tables again for this job."
