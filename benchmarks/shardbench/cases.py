@@ -21,7 +21,7 @@ from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import link
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.sources import load_catalog
-from evenshard.tables.table import SEQUENCE, Table
+from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.topology import Bandwidths, machine_bandwidths
 
 BATCH_SIZE = 65_536
@@ -82,20 +82,8 @@ class BenchMachine:
 # Models ---------------------------------------------------------------------------------------------------------------
 
 
-# Models of sequences: dim, bits of a weight, samples of a device, and rows and lookups of each feature of each table.
-# DLRMv3: meta-recsys/generative-recommenders, dlrm_v3/configs.py, streaming; 2,000 items of history, 32 candidates and
-# the batch are our choice. Primus: AMD-AGI/Primus-DLRM, OneTrans-L on Yambda-5B, three histories of 500.
-_HISTORIES = (1.0, 500.0, 500.0, 500.0)
-SEQUENCE_MODELS: dict[str, tuple[int, int, int, dict[str, tuple[int, tuple[float, ...]]]]] = {
-    "dlrm_v3": (512, 16, 64, {"item": (10**9, (2e3, 32.0)), "category": (128, (2e3, 32.0)), "user": (10**7, (1.0,))}),
-    "primus": (
-        64,
-        32,
-        1024,
-        {"item": (9_390_624, _HISTORIES), "artist": (1_293_395, _HISTORIES)}
-        | {"album": (3_367_692, _HISTORIES), "uid": (1_000_001, (1.0,))},
-    ),
-}
+# Samples of a device for models of sequences, which is our choice for dlrm_v3.
+SEQUENCE_MODELS = {"dlrm_v3": 64, "primus": 1024}
 NVIDIA = ("nvidia_tiny", "nvidia_small", "nvidia_medium", "nvidia_large")
 MODELS = (
     "mlperf_dlrm_v2",
@@ -110,15 +98,12 @@ MODELS = (
 
 def batch_size_of(model: str, num_devices: int) -> int:
     """Return the global batch: fixed per device for models of sequences, 65,536 in total for all others."""
-    return SEQUENCE_MODELS[model][2] * num_devices if model in SEQUENCE_MODELS else BATCH_SIZE
+    return SEQUENCE_MODELS[model] * num_devices if model in SEQUENCE_MODELS else BATCH_SIZE
 
 
 @cache
 def tables_called(model: str, batch_size: int = BATCH_SIZE) -> tuple[Table, ...]:
     """Return a public set, ``mixed_<tables>`` of the generator, or ``recorded_<tables>`` of DLRM-2021."""
-    if model in SEQUENCE_MODELS:
-        dim, bits, _, of_model = SEQUENCE_MODELS[model]
-        return tuple(_sequence(name, rows, dim, bits, lookups) for name, (rows, lookups) in of_model.items())
     if model.startswith(MIXED):
         return generate_tables(GeneratorConfig(int(model.removeprefix(MIXED))), batch_size, seed=0)
     if model.startswith(RECORDED):
@@ -127,20 +112,6 @@ def tables_called(model: str, batch_size: int = BATCH_SIZE) -> tuple[Table, ...]
         chosen = rng.choice(len(known), count, replace=False).tolist()
         return tuple(replace(known[one], embedding_dim=int(rng.choice(RECORDED_DIMS))) for one in chosen)
     return load_catalog(model, batch_size)
-
-
-def _sequence(name: str, rows: int, dim: int, bits: int, lookups: tuple[float, ...]) -> Table:
-    several = len(lookups) > 1
-    return Table(
-        name,
-        rows,
-        dim,
-        sum(lookups),
-        weight_bits=bits,
-        pooling=SEQUENCE,
-        feature_names=tuple(f"{name}_{number}" for number in range(len(lookups))) if several else (),
-        feature_pooling_factors=lookups if several else (),
-    )
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from benchmarks.studies.units import Store, Unit
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.learned import Sharder
+from evenshard.sharders.catalog import Sharder
 
 # ``placement``: device of each table; or ``infeasible``: the reason. Some sharders add more keys.
 Answer = dict[str, Any]

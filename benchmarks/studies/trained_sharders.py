@@ -17,12 +17,11 @@ from benchmarks.studies.untrained_sharders import RandomSearch
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.catalog import Resources, sharder
+from evenshard.sharders.catalog import Resources, TrainedSharder, load_sharder, sharder
 from evenshard.sharders.checkpoint import new_checkpoint, save_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, SearchResult
-from evenshard.sharders.learned import TrainedSharder, load_sharder
 
 # Of the product's default (docs/decisions/0008).
 NUM_ROLLOUTS = 256

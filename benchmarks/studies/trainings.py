@@ -24,6 +24,7 @@ from evenshard.sharders.autoshard import impala
 from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
+from evenshard.sharders.catalog import TrainedSharder
 from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, CostModelFitMetrics, cost_model_round
@@ -33,7 +34,6 @@ from evenshard.sharders.dreamshard import reinforce
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import TrainedSharder
 from evenshard.sharders.simple import random_placement
 from evenshard.sharders.training import FitConfig
 

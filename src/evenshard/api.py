@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from evenshard.planner.optimizers import TableOptimizers
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.what_if.answer import WhatIfAnswer
+    from evenshard.price.dense import DenseLayers
     from evenshard.report.answer import PlacementAnswer
     from evenshard.sharders.model import Model
     from evenshard.tables.assumptions import TableSet
@@ -81,6 +82,7 @@ def place(
     known = apply_pooling_factors(known, asked.table_sources.pooling_factors)
     optimizers = _optimizers(tables, training.optimizer, loaded)
     request = build_request(asked, known, optimizers, devices, _dense_bytes(tables, asked.memory.dense_gb))
+    request = replace(request, dense=request.dense or _dense_layers(tables, request))
     if asked.sharding.constraints is not None:
         request, unused = _apply_constraints(request, tables, asked.sharding.constraints)
         known = replace(known, notes=(*known.notes, *unused))
@@ -137,6 +139,14 @@ def _dense_bytes(tables: Any, dense_gb: float | None) -> int:
     from evenshard.torchrec.model.modules import dense_bytes
 
     return dense_bytes(tables)
+
+
+def _dense_layers(tables: Any, request: "PlacementRequest") -> "DenseLayers | None":
+    if not hasattr(tables, "named_parameters"):
+        return None
+    from evenshard.torchrec.model.dense_layers import find_dense_layers
+
+    return find_dense_layers(tables, request.tables)
 
 
 def _optimizers(tables: Any, optimizer: str | None, model: "Model") -> "TableOptimizers":

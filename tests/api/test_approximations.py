@@ -19,7 +19,6 @@ TEXTS = {
     "pooling": "MEAN is timed like SUM",
     "is_weighted": "the input dist includes the lookup weights; the kernel is timed without them",
 }
-EIGHTHS = {"data_type": "8-bit data is timed like another type with the same number of bits"}
 
 
 def named(tables: Any, **knobs: Any) -> dict[str, str]:

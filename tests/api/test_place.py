@@ -35,6 +35,8 @@ KEYWORDS: dict[str, tuple[Any, str, Any]] = {
     "model": (None, "--model work/round_3", "work/round_3"),
     "optimizer": (None, "--optimizer adam", "adam"),
     "dense_optimizer": ("", "--dense-optimizer sgd", "sgd"),
+    "dense": (None, "--dense dense.yaml", Path("dense.yaml")),
+    "dense_ms": (None, "--dense-ms 2.5", 2.5),
     "near": (None, "--near old.json", Path("old.json")),
     "max_move_gb": (None, "--max-move-gb 7.5", 7.5),
     "reserved_gb": (None, "--reserved-gb 3.5", 3.5),
@@ -84,8 +86,8 @@ FIELDS = [
 PROPERTIES = [
     "assumptions", "device_of_table", "gap_pct", "high_ms", "host_memory", "low_ms", "measured_device_ms", "memory",
     "memory_warnings", "num_devices", "offloaded", "part_bytes", "part_memory", "parts_of_table", "parts_on_device",
-    "save_report", "storage_of_table", "summary", "task", "to_frame", "type_of_table", "uncertainty_ms",
-    "used_bytes",
+    "replicated_values", "save_report", "step", "step_on", "storage_of_table", "summary", "task", "to_frame",
+    "type_of_table", "uncertainty_ms", "used_bytes",
 ]  # fmt: skip
 # By a small request: imports are most of what it waits for.
 UNUSED = {"pandas", "pyarrow", "scipy", "matplotlib", "mlflow", "dvc", "torch", "torchrec", "fbgemm_gpu", "jinja2"}

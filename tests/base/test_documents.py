@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,15 @@ def test_data_comes_back() -> None:
         assert load_json(b"\xef\xbb\xbf" + text.encode()) == DATA
     assert load_json(b"3") == 3
     assert load_json(f"[{'9' * 300}]") == [int("9" * 300)]
-
     assert load_json('[{"a": 1}, {"a": {"a": 2}}]') == [{"a": 1}, {"a": {"a": 2}}], "a key in two objects"
+    assert load_yaml("a: {b: [1, 2.5, null]}\nc: 'x'\n") == {"a": {"b": [1, 2.5, None]}, "c": "x"}
+    assert load_yaml("") is None
+    assert load_yaml("base: &b {a: 1, c: 3}\nown: {<<: *b, a: 2}")["own"] == {"a": 2, "c": 3}
+    assert load_yaml("[{a: 1}, {1: 2}]") == [{"a": 1}, {1: 2}], "a key in two mappings"
+    assert load_yaml("- &x [1]\n- &y [*x, *x]\n- *y") == [[1], [[1], [1]], [[1], [1]]]
+    assert load_yaml("[" * 100 + "]" * 100) != []
+    assert len(load_yaml("a: &a [x]\nb: [" + "*a, " * 100 + "]")["b"]) == 100
+    assert load_documents("a: 1\n---\nb: &x 2\n---\n") == [{"a": 1}, {"b": 2}, None]
 
 
 def test_size_has_a_limit() -> None:
@@ -40,81 +48,42 @@ def test_size_has_a_limit() -> None:
             load_json(source, max_bytes=6)
 
 
+ITSELF = "the alias '[xy]' refers to a value that contains it"
+# Each anchor doubles the one before: forty would be 2^40 values.
+DOUBLED = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+
+
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("load", "source", "why"),
     [
-        ('{"a": 1', "not JSON .*line 1 column 8"),
-        ('{"a": NaN}', "'NaN' is not a valid number"),
-        ("[1e400]", "'1e400' is not a valid number"),
-        ("[-1e400]", "'-1e400' is not a valid number"),
-        (f"[{'9' * 301}]", "is not a valid number"),
-        ("[" * 100_000, "nested too deep"),
-        ('{"a": 1, "b": {"c": 2, "c": 2}}', "key 'c' appears twice"),
-        (b'["\xff"]', r"not UTF-8 \(byte 3\)"),
-        (r'["\ud800x"]', "an invalid character"),
-        (r'{"\udfff": 1}', "an invalid character"),
+        (load_json, '{"a": 1', "not JSON .*line 1 column 8"),
+        (load_json, '{"a": NaN}', "'NaN' is not a valid number"),
+        (load_json, "[1e400]", "'1e400' is not a valid number"),
+        (load_json, "[-1e400]", "'-1e400' is not a valid number"),
+        (load_json, f"[{'9' * 301}]", "is not a valid number"),
+        (load_json, "[" * 100_000, "nested too deep"),
+        (load_json, '{"a": 1, "b": {"c": 2, "c": 2}}', "key 'c' appears twice"),
+        (load_json, b'["\xff"]', r"not UTF-8 \(byte 3\)"),
+        (load_json, r'["\ud800x"]', "an invalid character"),
+        (load_json, r'{"\udfff": 1}', "an invalid character"),
+        (load_yaml, "9" * 5000, "Exceeds the limit"),
+        (load_yaml, "a: 1\nb: 2\na: 3\n", r"'a' appears twice.*line 3"),
+        (load_yaml, "- [{a: 1, a: 2}]", "'a' appears twice"),
+        (load_yaml, "a: [1", "line 1"),
+        (load_yaml, "a: 2024-13-45", "month must be in"),
+        (load_yaml, "!!python/object:os.system {}", "could not determine a constructor"),
+        (load_yaml, "a: 1\n---\nb: 2\n", "more than 1 document"),
+        *((load_yaml, text, ITSELF) for text in ("&x [1, *x]", "a: &x {b: {c: *x}}", "&x\n- &y {a: *y}\n")),
+        (load_yaml, DOUBLED, "of its aliases are inside anchored values"),
+        (load_yaml, "[" * 101 + "]" * 101, "nested too deep"),
+        *((load_yaml, text * 1_000_000, "nested too deep") for text in ("{a: ", "- ", "? ")),
     ],
 )
-def test_what_is_none_is_one_line(source: str | bytes, why: str) -> None:
+def test_what_is_none_is_one_line(load: Callable[..., object], source: str | bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why) as caught:
-        load_json(source)
+        load(source)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 200
-
-
-# YAML -----------------------------------------------------------------------------------------------------------------
-
-
-def test_yaml_data_comes_back() -> None:
-    assert load_yaml("a: {b: [1, 2.5, null]}\nc: 'x'\n") == {"a": {"b": [1, 2.5, None]}, "c": "x"}
-    assert load_yaml("") is None
-    assert load_yaml("base: &b {a: 1, c: 3}\nown: {<<: *b, a: 2}")["own"] == {"a": 2, "c": 3}
-    assert load_yaml("[{a: 1}, {1: 2}]") == [{"a": 1}, {1: 2}], "a key in two mappings"
-
-
-@pytest.mark.parametrize("text", ["&x [1, *x]", "a: &x {b: {c: *x}}", "&x\n- &y {a: *y}\n"])
-def test_yaml_document_that_holds_itself_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"the alias '[xy]' refers to a value that contains it"):
-        load_yaml(text)
-    assert load_yaml("- &x [1]\n- &y [*x, *x]\n- *y") == [[1], [[1], [1]], [[1], [1]]]
-
-
-def test_yaml_depth_ends_before_the_process_does() -> None:
-    assert load_yaml("[" * 100 + "]" * 100) != []
-    for text in ("[" * 101 + "]" * 101, "{a: " * 1_000_000, "- " * 1_000_000, "? " * 1_000_000):
-        with pytest.raises(ValueError, match="nested too deep"):
-            load_yaml(text)
-
-
-def test_yaml_several_documents() -> None:
-    assert load_documents("a: 1\n---\nb: &x 2\n---\n") == [{"a": 1}, {"b": 2}, None]
-    with pytest.raises(ValueError, match="more than 1 document"):
-        load_yaml("a: 1\n---\nb: 2\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("9" * 5000, "Exceeds the limit"),
-        ("a: 1\nb: 2\na: 3\n", r"'a' appears twice.*line 3"),
-        ("- [{a: 1, a: 2}]", "'a' appears twice"),
-        ("a: [1", "line 1"),
-        ("a: 2024-13-45", "month must be in"),
-        ("!!python/object:os.system {}", "could not determine a constructor"),
-    ],
-)
-def test_yaml_what_is_none_is_one_line(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why) as caught:
-        load_yaml(text)
-    assert "\n" not in str(caught.value)
-
-
-def test_yaml_doubling_aliases_are_refused() -> None:
-    """Forty would be 2^40 values."""
-    doubled = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
-    with pytest.raises(ValueError, match="of its aliases are inside anchored values"):
-        load_yaml(doubled)
-    assert len(load_yaml("a: &a [x]\nb: [" + "*a, " * 100 + "]")["b"]) == 100
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -121,13 +121,10 @@ def test_a_missing_package_is_one_line_with_a_command(monkeypatch: pytest.Monkey
         raise ModuleNotFoundError(name="unknown")
 
 
-def test_the_named_extra_has_the_package() -> None:
+def test_the_named_extra_has_the_package_and_all_has_everything_but_a_build_of_fbgemm_and_tools() -> None:
     for package in EXTRAS.keys() - {"torchrec"}:
         found = [name.replace("-", "_").removesuffix("_cpu") for name in packages_of(EXTRAS[package][0])]
         assert package in found
-
-
-def test_all_has_everything_but_one_build_of_fbgemm_and_the_developers_tools() -> None:
     everything = {name for extra in PROJECT["optional-dependencies"] for name in packages_of(extra)}
     tools = {*packages_of("dev"), *packages_of("docs"), "fbgemm-gpu"}
     assert everything - tools == set(packages_of("all"))

@@ -46,7 +46,7 @@ def test_an_error_is_one_line_that_steers_no_terminal() -> None:
     assert len(str(BadConfig("x" * 10_000))) == MAX_MESSAGE
 
 
-def test_values_are_cut() -> None:
+def test_values_are_cut_and_texts_between_words() -> None:
     assert brief("abc") == "'abc'"
     assert len(brief("x" * 10_000)) == 80
     assert brief(10**6000) == "a whole number of about 6,000 digits"
@@ -55,9 +55,6 @@ def test_values_are_cut() -> None:
     for _ in range(60):  # it would fill the memory
         value = [value] * 9
     assert len(brief(value)) <= 80
-
-
-def test_a_text_is_cut_between_words() -> None:
     assert [cut(text, 14) for text in ("one two three four", "one two three f", "one", "o" * 5 + " " + "x" * 20)] == [
         "one two...", "one two...", "one", "ooooo xxxxx...",
     ]  # fmt: skip
@@ -79,7 +76,7 @@ def test_the_reason_of_an_error_is_its_first_line() -> None:
     assert root_of(last) is first
 
 
-def test_columns_are_as_wide_as_their_widest_cell() -> None:
+def test_columns_are_as_wide_as_their_widest_cell_and_the_last_one_wraps_where_a_width_is_given() -> None:
     rows = [("name", "ms", "%", ""), ("a", "10.00", "+1", "note"), ("longer", "2.00", "-10", "")]
     assert text_table(rows, "<>><", indent="  ").splitlines() == [
         "  name       ms    %",
@@ -88,9 +85,6 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     ]
     rows = [("a", "bb", "c"), ("aa", "b", "cc")]
     assert text_table(rows, "<>") == text_table(rows, "<>>") == "a   bb   c\naa   b  cc", "the last side is repeated"
-
-
-def test_the_last_column_wraps_where_a_width_is_given() -> None:
     rows = [("name", "words"), ("a", "one two three four five six seven eight nine"), ("bb", "")]
     assert text_table(rows, "<<", indent=" ", width=39).splitlines() == [
         " name  words",

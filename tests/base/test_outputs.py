@@ -164,14 +164,11 @@ def test_a_folder_of_no_known_sort_replaces_what_it_has_too(tmp_path: Path) -> N
     assert (target / "three").exists()
 
 
-def test_the_working_directory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_and_things_of_another_kind_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (Path("."), tmp_path):
         with pytest.raises(BadFile, match="working directory"):
             PAIR.require(path)
-
-
-def test_things_of_another_kind_stay(tmp_path: Path) -> None:
     filled(tmp_path, "file", "folder/kept", "cached")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "cached").chmod(0o444)

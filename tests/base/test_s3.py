@@ -87,13 +87,17 @@ def put(s3: S3, at: str, **contents: bytes) -> None:
 # Addresses and errors -------------------------------------------------------------------------------------------------
 
 
-def test_addresses(tmp_path: Path) -> None:
+def test_addresses_and_keys_of_a_folder(tmp_path: Path) -> None:
     address = Address.of("s3://bucket/folder/name/")
     assert (str(address), address.bucket, address.key) == ("s3://bucket/folder/name", "bucket", "folder/name")
     assert (address.name, str(address.below("x/y"))) == ("name", "s3://bucket/folder/name/x/y")
     assert is_address("s3://bucket/key") and not is_address("bucket/key")
     with local_copy(tmp_path / "a.parquet") as path:
         assert path == tmp_path / "a.parquet"
+    assert _problem_of_paths(["a", "b/c", "b/d.e"]) is None
+    for key in ("../a", "b/../../a", "b//a", "/a", "back\\slash", "nul\0", "lone\ud800"):
+        assert "is not a plain path" in str(_problem_of_paths(["good", key]))
+    assert "'a/b' is itself a file" in str(_problem_of_paths(["a", "a/b"]))
 
 
 @pytest.mark.parametrize(
@@ -103,13 +107,6 @@ def test_addresses(tmp_path: Path) -> None:
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(BadConfig, match="is not an address on S3"):
         Address.of(text)
-
-
-def test_keys_of_a_folder_lead_nowhere_else() -> None:
-    assert _problem_of_paths(["a", "b/c", "b/d.e"]) is None
-    for key in ("../a", "b/../../a", "b//a", "/a", "back\\slash", "nul\0", "lone\ud800"):
-        assert "is not a plain path" in str(_problem_of_paths(["good", key]))
-    assert "'a/b' is itself a file" in str(_problem_of_paths(["a", "a/b"]))
 
 
 def refused(code: str, status: int = 400) -> ClientError:

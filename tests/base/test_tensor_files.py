@@ -27,7 +27,7 @@ def adam(of: torch.nn.Module) -> torch.optim.Adam:
     return made
 
 
-def test_weights_come_back(tmp_path: Path) -> None:
+def test_weights_and_an_optimizer_come_back(tmp_path: Path) -> None:
     save_weights(net(3.0), tmp_path / "state.pt")
     again = net()
     load_weights(again, tmp_path / "state.pt")
@@ -35,6 +35,10 @@ def test_weights_come_back(tmp_path: Path) -> None:
     with pytest.raises(TrainingFailed, match="weight is not finite"):
         save_weights(net(float("nan")), tmp_path / "nan.pt")
     assert not (tmp_path / "nan.pt").exists()
+    save_adam(adam(net()), tmp_path / "adam.pt")
+    again = torch.optim.Adam(net().parameters(), lr=0.25)
+    load_adam(again, tmp_path / "adam.pt")
+    assert [int(one["step"]) for one in again.state.values()] == [1, 1] and again.param_groups[0]["lr"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,8 @@ def test_weights_come_back(tmp_path: Path) -> None:
         ({"weight": torch.ones(1, 3)}, r"weight: is \[1, 3\] float32, not \[1, 2\] float32"),
         ({"weight": torch.ones(1, 2).double()}, "float64, not"),
         ({"weight": torch.tensor([[1.0, float("inf")]])}, "weight: a number is not finite"),
+        ({"weight": torch.ones(1, 2).to_sparse()}, "weight: is "),
+        ({"weight": torch.ones(1, 1).expand(1, 2)}, "weight: is "),
         ({"scale": torch.zeros(1)}, "a scale is not positive"),
     ],
 )
@@ -57,19 +63,13 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, A
         load_weights(net(), tmp_path / "state.pt")
 
 
-def test_an_optimizer_goes_on_where_it_was(tmp_path: Path) -> None:
-    save_adam(adam(net()), tmp_path / "adam.pt")
-    again = torch.optim.Adam(net().parameters(), lr=0.25)
-    load_adam(again, tmp_path / "adam.pt")
-    assert [int(one["step"]) for one in again.state.values()] == [1, 1] and again.param_groups[0]["lr"] == 0.25
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (lambda state: state.pop(1), "not the state of an optimizer with 2 parameters"),
         (lambda state: state[0].pop("step"), "parameter 0 is not the state of an Adam optimizer"),
         (lambda state: state[0].update(exp_avg=torch.ones(3)), "parameter 0, exp_avg: is"),
+        (lambda state: state[0]["exp_avg"].mul_(float("nan")), "exp_avg: a number is not finite"),
         (lambda state: state[1]["step"].neg_(), "parameter 1: step or exp_avg_sq is negative"),
         (lambda state: state[1]["exp_avg_sq"].sub_(100), "parameter 1: step or exp_avg_sq is negative"),
     ],
@@ -84,7 +84,7 @@ def test_a_state_that_does_not_fit_the_optimizer_is_refused(
         load_adam(torch.optim.Adam(net().parameters()), tmp_path / "adam.pt")
 
 
-def test_files_of_others_hold_plain_data(tmp_path: Path) -> None:
+def test_files_of_others_hold_plain_data_and_dense_integers(tmp_path: Path) -> None:
     torch.save([torch.ones(2)], tmp_path / "good.pt")
     assert load_tensors(tmp_path / "good.pt")[0].tolist() == [1, 1]
     torch.save(net(), tmp_path / "code.pt")
@@ -92,9 +92,6 @@ def test_files_of_others_hold_plain_data(tmp_path: Path) -> None:
     for name in ("code.pt", "torn.pt"):
         with pytest.raises(BadFile, match="it is damaged, or contains objects other than tensors"):
             load_tensors(tmp_path / name)
-
-
-def test_dense_integers() -> None:
     assert integer_problem(torch.tensor([1], dtype=torch.int32)) is None
     claimed = torch.ones(1, dtype=torch.int64).as_strided((2,), (0,))
     wrong = [[1], torch.ones(1), torch.ones(2, dtype=torch.int64).to_sparse(), torch.ones(1, dtype=torch.bool), claimed]

@@ -104,14 +104,11 @@ class Config:
     batch_size: int = 1
 
 
-def test_a_section_becomes_its_dataclass_with_defaults_for_the_rest() -> None:
+def test_a_section_becomes_its_dataclass_with_defaults_for_the_rest_and_flags_win() -> None:
     params = {"train": {"num_updates": 3, "dims": [16, 32], "max_rows": None}, "other": {"num_updates": 9}}
     assert section(params, "train", Config) == Config(3, 0.5, (16, 32))
     found = section({"train": {"num_updates": 3.0, "learning_rate": 1}}, "train", Config)
     assert repr(found) == repr(Config(3, 1.0)), "whole numbers are fine as floats and for them"
-
-
-def test_flags_win_over_the_file_unless_they_were_not_given() -> None:
     params = {"train": {"num_updates": 3, "learning_rate": 0.1}}
     assert section(params, "train", Config, num_updates=7, learning_rate=None) == Config(7, 0.1)
     assert section(params, "train", Config, learning_rate=0.0) == Config(3, 0.0)

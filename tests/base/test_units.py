@@ -27,11 +27,8 @@ def test_texts(function: object, texts: dict[float, str]) -> None:
     assert {value: function(value) for value in texts} == texts  # type: ignore[operator]
 
 
-def test_conversions() -> None:
+def test_conversions_and_ranges() -> None:
     assert (units.gb_to_bytes(1.5), units.bytes_to_gb(3 * GB), units.seconds_to_ms(0.25)) == (3 * GB // 2, 3.0, 250.0)
     assert units.gb_to_bytes(0.7 / GB) == 1, "bytes are rounded"
-
-
-def test_ranges() -> None:
     assert units.range_text([3.0, 1.0, 2.0], units.ms_text) == "1.00 to 3.00"
     assert units.range_text([1.0, 1.0001], units.ms_text) == "1.00"

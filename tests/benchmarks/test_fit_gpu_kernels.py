@@ -52,6 +52,3 @@ def test_another_card_takes_as_long() -> None:
         assert found.median_percent < median and found.p90_percent < most, kernel
     found = errors_of("h100", calls)
     assert found.median_percent < 10 and found.p90_percent < 27
-
-
-# Measuring -----------------------------------------------------------------------------------------------------------

@@ -20,24 +20,12 @@ from benchmarks.shardbench.loads import key_of, loads_of
 from benchmarks.shardbench.time_loads import Timer
 from benchmarks.shardbench.timed import KernelTimes
 from evenshard.base.errors import BadFile
-from evenshard.placement.parts import Span, TablePart, replica_table, whole_part
+from evenshard.placement.parts import TablePart, cut_rows, replica_table, whole_part
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.price.collectives import exchange_times, volumes_of
 from evenshard.tables.table import SEQUENCE, Table
-
-
-def column_parts(table: Table, *devices: int) -> list[TablePart]:
-    width, rows = table.embedding_dim // len(devices), Span(0, table.num_rows)
-    return [
-        TablePart(table.name, rows, Span(at * width, (at + 1) * width), (device,)) for at, device in enumerate(devices)
-    ]
-
-
-def row_parts(table: Table, num_devices: int) -> list[TablePart]:
-    block = -(-table.num_rows // num_devices)
-    spans = [Span(at * block, min((at + 1) * block, table.num_rows)) for at in range(num_devices)]
-    return [TablePart(table.name, rows, Span(0, table.embedding_dim), (at,)) for at, rows in enumerate(spans)]
+from support.builders import column_parts
 
 
 @pytest.fixture
@@ -59,7 +47,8 @@ def task(tables: tuple[Table, ...]) -> ShardingTask:
 def plan(tables: Sequence[Table], swapped: bool = False) -> list[TablePart]:
     wide, long, small, history, whole = tables
     one, other = (1, 0) if swapped else (0, 1)
-    found = [*column_parts(wide, one, other), *row_parts(long, 2), whole_part(small, (0, 1))]
+    halves = [replace(part, devices=(at,)) for at, part in zip((one, other), column_parts(wide, (32,)), strict=True)]
+    found = [*halves, *cut_rows(long, range(2)), whole_part(small, (0, 1))]
     return [*found, whole_part(history, (other,)), whole_part(whole, (one,))]
 
 

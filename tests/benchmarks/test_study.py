@@ -92,18 +92,15 @@ def test_started_again_it_does_nothing_and_says_the_same(
     ]  # fmt: skip
 
 
-def test_figures_of_one_sharder_by_hand() -> None:
+def test_figures_of_one_sharder_by_hand_look_at_compute_alone() -> None:
     found = figures([cost(4.0, 2.0), None, cost(4.0)], [cost(8.0, 1.0), cost(1.0), None])
     assert found == {"ms": [4.0, None, 4.0], "balance": [0.5, None, 1.0], "compute_speedup": [2.0, None, None]}
+    assert measured_balance(compute(2.0, 8.0)) == 0.25
+    assert measured_balance(compute(4.0)) == 1.0
+    assert measured_balance(compute(0.0, 0.0)) == 1.0
+    assert compute_speedup(compute(2.0, 4.0), reference=compute(1.0, 6.0)) == 1.5
 
 
 def compute(*times_ms: float) -> PlacementCost:
     """Devices that compute for the given times, a quarter of it forward, and exchange for a long time."""
     return PlacementCost(tuple(DeviceCost(ms / 4, 100.0, 200.0, 3 * ms / 4) for ms in times_ms), "modelled")
-
-
-def test_measured_balance_and_speedup_look_at_compute_alone() -> None:
-    assert measured_balance(compute(2.0, 8.0)) == 0.25
-    assert measured_balance(compute(4.0)) == 1.0
-    assert measured_balance(compute(0.0, 0.0)) == 1.0
-    assert compute_speedup(compute(2.0, 4.0), reference=compute(1.0, 6.0)) == 1.5

@@ -85,7 +85,7 @@ def test_the_drop_of_transferred_networks_is_paired_with_those_trained_for_the_s
     assert "drop_ms" not in comparison(measured)["sharders"]["evenshard"]
 
 
-def test_network_accuracy_by_hand() -> None:
+def test_accuracy_of_networks_and_of_own_placements_by_hand() -> None:
     samples = [[{"ms": 1.0}, {"ms": 2.0}, {"ms": None}, {"ms": 4.0}], [{"ms": 10.0}, {"ms": 20.0}]]
     placing = {
         "predictions": [
@@ -104,9 +104,6 @@ def test_network_accuracy_by_hand() -> None:
     assert found["dreamshard"]["kendall_tau"] == pytest.approx((1 / 3 + 1) / 2)
     assert found["convex"]["kendall_tau"] == pytest.approx(1.0)
     assert found["convex"]["share_in_90_pct_interval"] == pytest.approx(3 / 5)
-
-
-def test_own_placements_against_their_intervals_and_bounds() -> None:
     said = {"predicted_ms": 11.0, "low_ms": 9.0, "high_ms": 12.0, "lower_bound_ms": 10.0}
     found = own_placements([[said, said, {"infeasible": "full"}], [said, said, said]], [[10.0, 13.0, INF]] * 2)
     assert found["share_in_90_pct_interval"] == 0.5

@@ -16,6 +16,7 @@ from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.traces.collectives import find_collectives
 from evenshard.measure.traces.kineto import read_traces
+from evenshard.measure.traces.ranks import observe
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
 from evenshard.report.step_facts import device_error_text
@@ -73,6 +74,8 @@ def test_each_rank_and_the_one_that_a_step_waits_for(tmp_path: Path, capsys: pyt
     assert main(["observe", *paths]) == 0
     printed = capsys.readouterr().out
     assert "2 of 2 ranks on NVIDIA H200" in printed and "The step waits for rank 1" in printed
+    rest_ms = observe([Path(path) for path in paths]).rest_ms()
+    assert rest_ms is not None and f"--dense-ms {rest_ms:.4g}" in printed
     assert main(["observe", paths[1]]) == 0
     printed = capsys.readouterr().out
     assert "1 of 2 ranks" in printed and "communication includes waiting" in printed

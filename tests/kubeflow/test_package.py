@@ -234,7 +234,7 @@ def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> N
     assert hash_source("minio://bucket/own.csv") == ""
 
 
-def test_bad_input_is_told(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_bad_input_and_writes_one_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, why in (
         (["-o", "pipeline.json"], "a compiled pipeline is YAML"),
         (["-o", "p.yaml", "--cluster", "none.yaml"], "none.yaml: no such file"),
@@ -242,6 +242,18 @@ def test_bad_input_is_told(workdir: Path, capsys: pytest.CaptureFixture[str]) ->
     ):
         assert main(["pipeline", "compile", "--pipeline", "place", *words]) == 2
         assert why in capsys.readouterr().err
+    assert main(["pipeline", "compile", "--pipeline", "train", "-o", "out/pipeline.yaml", "--gpus", "1"]) == 0
+    assert capsys.readouterr().out == "saved: out/pipeline.yaml\n"
+    package = Path("out/pipeline.yaml")
+    documents = list(yaml.safe_load_all(package.read_text()))
+    assert [sorted(one)[0] for one in documents] == ["components", "platforms"]
+    asks = [task.name for task in pods(package) if "accelerator" in task.executor["container"]["resources"]]
+    assert asks == ["loop/evaluate", "loop/parts_1/benchmark_1", "loop/parts_2/benchmark_2"]
+    words = ["pipeline", "compile", "--pipeline", "place", "-o", "place.yaml"]
+    assert main([*words, "--set", "tables=s3://b/t.csv", "--set", "request={num_devices: 4}"]) == 0
+    defaults = pipeline_documents(Path("place.yaml"))[0]["root"]["inputDefinitions"]["parameters"]
+    assert defaults["tables"]["defaultValue"] == "s3://b/t.csv"
+    assert defaults["request"]["defaultValue"] == {"num_devices": 4.0}
 
 
 @pytest.mark.slow
@@ -277,18 +289,3 @@ def test_what_could_not_run_is_not_compiled(folder: Path) -> None:
     assert "drift: 'device' is unknown" in refused(folder, name="retrain", drift={"device": 4})
     many = default_cluster().with_measure_settings(gpus=3)
     assert "gets 3 GPUs, but generate_tables.num_devices is 2" in refused(folder, many)
-
-
-def test_the_command_writes_package_and_platform_in_one_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "compile", "--pipeline", "train", "-o", "out/pipeline.yaml", "--gpus", "1"]) == 0
-    assert capsys.readouterr().out == "saved: out/pipeline.yaml\n"
-    package = Path("out/pipeline.yaml")
-    documents = list(yaml.safe_load_all(package.read_text()))
-    assert [sorted(one)[0] for one in documents] == ["components", "platforms"]
-    asks = [task.name for task in pods(package) if "accelerator" in task.executor["container"]["resources"]]
-    assert asks == ["loop/evaluate", "loop/parts_1/benchmark_1", "loop/parts_2/benchmark_2"]
-    words = ["pipeline", "compile", "--pipeline", "place", "-o", "place.yaml"]
-    assert main([*words, "--set", "tables=s3://b/t.csv", "--set", "request={num_devices: 4}"]) == 0
-    defaults = pipeline_documents(Path("place.yaml"))[0]["root"]["inputDefinitions"]["parameters"]
-    assert defaults["tables"]["defaultValue"] == "s3://b/t.csv"
-    assert defaults["request"]["defaultValue"] == {"num_devices": 4.0}

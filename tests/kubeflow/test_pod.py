@@ -17,18 +17,9 @@ from evenshard.tracking.records import Record
 from evenshard.tracking.run_files import ensure_loop
 from evenshard_components.conftest import CONFIG
 from evenshard_components.generate_tables.component import generate_tables
-from support.tracking_builders import empty_mlflow, runs_of
+from support.tracking_builders import runs_of
 
 LOOP = {"loop": {"num_rounds": 3}}
-
-
-@pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow, empty, which the pod's environment names."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return empty_mlflow(tmp_path)
 
 
 @pytest.mark.tracked

@@ -353,14 +353,6 @@ def test_kubernetes_says_why_a_pod_does_not_start(
     assert "running: place\nhttp" in fake.told(STATUS)
 
 
-def test_a_pod_out_of_memory_is_named(fake: Pipelines, cluster: Kubernetes) -> None:
-    cluster.status.update(phase="Failed", containerStatuses=[ended(137, "OOMKilled")])
-    fake.states = ["FAILED"]
-    assert f"failed in pod {POD} (OOMKilled, exit code 137): `kubectl" in fake.told(STATUS, code=1)
-    cluster.status["containerStatuses"] = "torn"  # an answer that cannot be read is none
-    assert "whose name ends with 2412005322" in fake.told(STATUS, code=1)
-
-
 def ended(code: int, reason: str) -> dict[str, Any]:
     """What Kubernetes says of a container that has ended."""
     return {**MAIN, "state": {"terminated": {"exitCode": code, "reason": reason}}}
@@ -395,22 +387,23 @@ def test_it_is_tried_again_as_often_as_a_pod_would_be(fake: Pipelines, cluster: 
 
 
 @pytest.mark.parametrize(
-    "status",
+    ("status", "why"),
     [
-        {"containerStatuses": [ended(137, "OOMKilled")]},
-        {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"},
-        None,  # no pod of that name is there any more
+        ({"containerStatuses": [ended(137, "OOMKilled")]}, f"failed in pod {POD} (OOMKilled, exit code 137): `kubectl"),
+        ({"reason": "DeadlineExceeded", "message": "too long"}, f"failed in pod {POD} (DeadlineExceeded: too long): "),
+        ({"containerStatuses": "torn"}, "whose name ends with 2412005322"),  # an answer that cannot be read is none
+        (None, "whose name ends with 2412005322"),  # no pod of that name is there any more
     ],
 )
-def test_a_run_that_failed_by_itself_is_not_tried_again(
-    fake: Pipelines, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None
+def test_a_run_that_failed_by_itself_says_why_and_is_not_tried_again(
+    fake: Pipelines, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None, why: str
 ) -> None:
     if status is None:
         monkeypatch.setenv("KUBECONFIG", "none")
     else:
         cluster.status.update(phase="Failed", **status)
     fake.states = ["FAILED"]
-    assert fake.run(SUBMIT, *WAIT) == 1
+    assert why in fake.told(SUBMIT, *WAIT, code=1)
     assert not fake.asked("POST", "/runs/r1:retry")
 
 
@@ -471,15 +464,12 @@ def test_a_refusal_is_bad_input(fake: Pipelines) -> None:
         assert len(fake.asked("POST", "/runs")) == 1
 
 
-def test_looking_is_tried_again(fake: Pipelines) -> None:
+def test_looking_is_tried_again_and_a_run_is_started_again_only_if_it_was_not_begun(fake: Pipelines) -> None:
     for status in (500, 503):
         fake.failures["GET /runs/r1"] = [status] * 5
         assert fake.run(STATUS) == 0
         fake.failures["GET /runs/r1"] = [status] * 6
         assert f"failed with status {status}: told to answer {status}" in fake.told(STATUS, code=1)
-
-
-def test_a_run_is_started_again_only_if_it_was_not_begun(fake: Pipelines) -> None:
     fake.failures["POST /runs"], fake.failures["POST /experiments"] = [503, 502, 429, 503, 503], [503]
     assert fake.run(SUBMIT) == 0
     assert len(fake.asked("POST", "/runs")) == 6

@@ -21,7 +21,7 @@ from evenshard.tracking.runs import StageRun, _open
 from evenshard_components.record_outcome.component import record_outcome
 from support.http_server import Request, answering
 from support.kfp_server import FakePipelines, as_asked, serving
-from support.tracking_builders import empty_mlflow, runs_of
+from support.tracking_builders import runs_of
 
 Start = Callable[..., FakePipelines]
 STAGES = ("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate")
@@ -171,23 +171,14 @@ def test_the_component_says_what_it_found(
     assert (found["state"], found["said"]) == (state, told) and found["seen"]["problem"] in because
 
 
-@pytest.fixture
-def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow, empty, which the pod's environment names."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-    return empty_mlflow(tmp_path)
-
-
 def begin(stage: str) -> StageRun:
     run = _open(stage, {"loop": {"num_rounds": 1}}, {})
     run.start()
     return run
 
 
-def states_in(mlflow: Any) -> dict[str, str]:
-    return {name: run.info.status for name, run in runs_of(mlflow).items()}
+def states_in(client: Any) -> dict[str, str]:
+    return {name: run.info.status for name, run in runs_of(client).items()}
 
 
 @pytest.mark.tracked
@@ -203,38 +194,38 @@ def states_in(mlflow: Any) -> dict[str, str]:
     ],
 )  # fmt: skip
 def test_mlflow_has_the_loop_and_its_stages_as_they_ended(
-    answers: Start, mlflow: Any, tmp_path: Path, name: str, stages: dict[str, str], left: dict[str, str]
+    answers: Start, client: Any, tmp_path: Path, name: str, stages: dict[str, str], left: dict[str, str]
 ) -> None:
     """Told RUNNING, as the handlers of all of these were or may have been."""
     for stage, ended in stages.items():
         run = begin(stage)
         if ended != "RUNNING":
             run.end(ended)
-    assert states_in(mlflow) == ({"loop-wf": "RUNNING", **stages} if stages else {})
+    assert states_in(client) == ({"loop-wf": "RUNNING", **stages} if stages else {})
     answers(as_asked(name))
     record(tmp_path, "RUNNING")
-    assert states_in(mlflow) == left
+    assert states_in(client) == left
     if name == "cache2":
-        assert runs_of(mlflow)["loop-wf"].data.tags["evenshard.tasks_cached"] == ", ".join(STAGES)
+        assert runs_of(client)["loop-wf"].data.tags["evenshard.tasks_cached"] == ", ".join(STAGES)
 
 
 @pytest.mark.tracked
 def test_a_run_that_is_tried_again_ends_its_loop_although_its_handler_ran_before(
-    answers: Start, mlflow: Any, tmp_path: Path
+    answers: Start, client: Any, tmp_path: Path
 ) -> None:
     begin("benchmark_1").end("FINISHED")
     begin("train_cost_1")
     answers(as_asked("evictrun"))
     record(tmp_path, "RUNNING")
-    assert states_in(mlflow) == {"loop-wf": "FAILED", "benchmark_1": "FINISHED", "train_cost_1": "FAILED"}
+    assert states_in(client) == {"loop-wf": "FAILED", "benchmark_1": "FINISHED", "train_cost_1": "FAILED"}
     _open("train_cost_1", {"loop": {"num_rounds": 1}}, {}).end("FINISHED")
-    loop = mlflow.search_runs(["1"], "attributes.run_name = 'loop-wf'")[0].info.run_id
-    assert mlflow.get_run(loop).info.status == "FAILED"  # it may fail again
+    loop = client.search_runs(["1"], "attributes.run_name = 'loop-wf'")[0].info.run_id
+    assert client.get_run(loop).info.status == "FAILED"  # it may fail again
     begin("benchmark_2")  # in a pod that was ended
     run = begin("evaluate")
     run.conclude({"evenshard.mean_measured_ms": 1.5})
     run.end("FINISHED")
-    assert mlflow.get_run(loop).info.status == "FINISHED"
-    assert mlflow.get_run(loop).data.tags["evenshard.outcome"] == "SUCCEEDED"
-    (ended,) = mlflow.search_runs(["1"], "attributes.run_name = 'benchmark_2'")
+    assert client.get_run(loop).info.status == "FINISHED"
+    assert client.get_run(loop).data.tags["evenshard.outcome"] == "SUCCEEDED"
+    (ended,) = client.search_runs(["1"], "attributes.run_name = 'benchmark_2'")
     assert ended.info.status == "KILLED"

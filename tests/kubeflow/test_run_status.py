@@ -32,10 +32,6 @@ def details(nodes: list[dict[str, Any]]) -> Any:
     return ApiClient().deserialize(Answer, "V2beta1RunDetails").task_details
 
 
-def shown(run: str, clock: str = "23:59:59") -> list[tuple[str, str]]:
-    return [(task.name, task.state) for task in tasks_of(details(nodes_of(run, clock)))]
-
-
 DONE = "SUCCEEDED"
 ROUND_1 = [("generate-tables", DONE), ("benchmark", DONE), ("benchmark", DONE), ("merge-costs", DONE)]
 ROUND_1 += [("train-cost", DONE), ("train-policy", DONE)]
@@ -52,15 +48,20 @@ ROUND_1 += [("train-cost", DONE), ("train-policy", DONE)]
     ],
 )
 def test_the_tasks_are_those_of_the_pipeline(run: str, clock: str, tasks: list[tuple[str, str]]) -> None:
-    assert shown(run, clock) == tasks
+    assert [(task.name, task.state) for task in tasks_of(details(nodes_of(run, clock)))] == tasks
 
 
-def test_of_parts_side_by_side_some_may_wait() -> None:
+def test_of_parts_side_by_side_some_may_wait_and_a_driver_that_fails_is_named() -> None:
     nodes = nodes_of("train_succeeded", "04:41:30")
     running = next(one for one in nodes if one.get("display_name") == "executor(0)" and one["state"] == "RUNNING")
     running["state"] = "PENDING"
     states = [task.state for task in tasks_of(details(nodes)) if task.name == "benchmark-2"]
     assert sorted(states) == ["PENDING", "RUNNING"]
+    nodes = [one for one in nodes_of("place_failed", "04:17:12") if one["display_name"] != "place"]
+    for one in nodes:
+        if one["display_name"] == "place-driver":
+            one["state"] = "FAILED"
+    assert ("place-driver", "FAILED") in [(task.name, task.state) for task in tasks_of(details(nodes))]
 
 
 def test_a_pod_is_known_by_the_way_down_to_it() -> None:
@@ -73,14 +74,6 @@ def test_a_pod_is_known_by_the_way_down_to_it() -> None:
     }
     parts = [task.nodes for task in tasks_of(details(nodes_of("train_succeeded"))) if task.name == "benchmark"]
     assert len(set(parts)) == 2 and all(len(one) == 1 for one in parts)
-
-
-def test_a_driver_that_fails_is_named() -> None:
-    nodes = [one for one in nodes_of("place_failed", "04:17:12") if one["display_name"] != "place"]
-    for one in nodes:
-        if one["display_name"] == "place-driver":
-            one["state"] = "FAILED"
-    assert ("place-driver", "FAILED") in [(task.name, task.state) for task in tasks_of(details(nodes))]
 
 
 def test_the_record_of_a_long_run_ends_before_it() -> None:
@@ -103,7 +96,7 @@ TASKS = tuple(TaskStatus(*one, OLD, ()) for one in (("a", DONE), ("b", "RUNNING"
 STATUS = RunStatus("r1", "a run", "team-a", "RUNNING", TASKS, None, "http://page")
 
 
-def test_a_status_is_summed_up() -> None:
+def test_a_status_is_summed_up_and_a_failure_names_three_tasks_each_once() -> None:
     assert summarize_progress(STATUS) == "done: a; running: b (2); waiting: c"
     assert summarize_progress(replace(STATUS, state="FAILED")) == "done: a"  # the record ended before the run did
     (note,) = list_notes(STATUS)
@@ -114,6 +107,9 @@ def test_a_status_is_summed_up() -> None:
     (note,) = list_notes(cut)  # the task that has not started may have
     assert "stopped recording tasks at" in note
     assert note in explain_failure(replace(cut, state="FAILED", tasks=()))
+    tasks = tuple(TaskStatus(name, "FAILED", OLD, ()) for name in "aabcde")
+    line = explain_failure(replace(STATUS, state="FAILED", tasks=tasks))
+    assert line == "run r1 ended as FAILED. a failed. b failed. c failed. And 2 more. See http://page"
 
 
 def test_a_run_is_settled_once_no_task_is_open_and_was_evicted_if_all_that_failed_were() -> None:
@@ -123,9 +119,3 @@ def test_a_run_is_settled_once_no_task_is_open_and_was_evicted_if_all_that_faile
     assert replace(STATUS, state="FAILED", tasks=(*TASKS, lost)).was_evicted
     assert not replace(STATUS, state="FAILED", tasks=(lost, replace(lost, evicted=False))).was_evicted
     assert not replace(STATUS, state="FAILED").was_evicted and not replace(STATUS, tasks=(lost,)).was_evicted
-
-
-def test_a_failure_names_three_tasks_each_once() -> None:
-    tasks = tuple(TaskStatus(name, "FAILED", OLD, ()) for name in "aabcde")
-    line = explain_failure(replace(STATUS, state="FAILED", tasks=tasks))
-    assert line == "run r1 ended as FAILED. a failed. b failed. c failed. And 2 more. See http://page"

@@ -211,13 +211,10 @@ def test_parts_make_up_the_round_and_share_nothing_but_controls(pool: Pool) -> N
     assert len(of_whole) == 2 * 3 and of_part == {f"part2-{name}" for name in of_whole}
 
 
-def test_a_part_that_cannot_be_is_refused(pool: Pool) -> None:
-    for part, num_parts, why in ((0, 2, "part is 0, but"), (3, 2, "the parts are 1 to 2"), (1, 12, "at most 11")):
+def test_parts_that_cannot_be_or_do_not_belong_together_are_refused(pool: Pool) -> None:
+    for number, num_parts, why in ((0, 2, "part is 0, but"), (3, 2, "the parts are 1 to 2"), (1, 12, "at most 11")):
         with pytest.raises(BadConfig, match=why):
-            pool.part(part, num_parts)
-
-
-def test_parts_that_do_not_belong_together_are_refused(pool: Pool) -> None:
+            pool.part(number, num_parts)
     one, part, other = pool.part(1, 2), pool.part(2, 2), pool.folder / "other.parquet"
     rows, lineage = read_rows(part), read_lineage(part)
     for name, value in (("hardware", "cpu: another"), ("versions", "torch 1"), ("link", "gloo"), ("optimizer", "adam")):

@@ -13,8 +13,8 @@ from evenshard.cli import main
 from evenshard.measure.cost_rows import read_rows
 from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
+from evenshard.sharders.catalog import identify_sharder, load_learned_sharder, load_sharder
 from evenshard.sharders.checkpoint import load_checkpoint, read_kind
-from evenshard.sharders.learned import identify_sharder, load_learned_sharder, load_sharder
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tracking import StageRun
@@ -23,7 +23,7 @@ from support.builders import cost_net, policy, some_tables
 from support.convex_builders import NORMALIZER
 from support.loops import run_loop
 from support.model_builders import save_network
-from support.tracking_builders import empty_file
+from support.tracking_builders import new_registry
 
 AUTOSHARD: dict[str, dict[str, Any]] = {
     "loop": {"num_rounds": 2},
@@ -34,10 +34,7 @@ AUTOSHARD: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A loop of two rounds that trains AutoShard, tracked."""
-    folder = tmp_path_factory.mktemp("autoshard")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{empty_file(folder)}")
+    with new_registry(tmp_path_factory) as folder:
         run_loop(AUTOSHARD)
     return folder
 

@@ -70,11 +70,15 @@ MODEL = random_model()
 POLICY = DreamShardSharder(cost_net(), policy(), NORMALIZER)
 
 
-def test_the_search_proposes_its_share_and_the_policy_the_rest_as_without_it() -> None:
+def test_the_search_proposes_its_share_and_the_policy_the_rest_or_chance_as_without_it() -> None:
     without, mixed = (placement_jobs(TASKS, 4, 2, 0, Proposers(POLICY, *of)) for of in ((), (MODEL, 0.25)))
     assert {job.proposed_by for job in without} == {"dreamshard"}
     assert [job.proposed_by for job in mixed] == ["dreamshard"] * 3 + ["evenshard"]
     assert mixed[:3] == without[:3] and mixed[3].task == without[3].task
+    unsearched, plain = (placement_jobs(TASKS, 8, 1, 0, of) for of in (Proposers(searched_share=1.0), None))
+    assert [job.key for job in unsearched] == [job.key for job in plain]
+    jobs = placement_jobs(TASKS, 4, 1, 0, Proposers(None, MODEL, 0.5))
+    assert [job.proposed_by for job in jobs] == ["random", "evenshard"] * 2
 
 
 def test_the_search_alone_proposes_what_evenshard_answers() -> None:
@@ -92,21 +96,11 @@ def test_the_share_holds_for_any_beginning_of_a_round() -> None:
         assert sum(searches) == round(100 * share)
 
 
-def test_without_a_cost_model_nothing_is_searched_and_without_a_policy_the_rest_is_random() -> None:
-    unsearched, plain = (placement_jobs(TASKS, 8, 1, 0, of) for of in (Proposers(searched_share=1.0), None))
-    assert [job.key for job in unsearched] == [job.key for job in plain]
-    jobs = placement_jobs(TASKS, 4, 1, 0, Proposers(None, MODEL, 0.5))
-    assert [job.proposed_by for job in jobs] == ["random", "evenshard"] * 2
-
-
-def test_a_task_that_is_searched_again_gives_its_next_best_candidate() -> None:
+def test_a_task_that_is_searched_again_gives_its_next_best_candidate_as_long_as_there_is_one() -> None:
     jobs = placement_jobs(TASKS[:1], 4, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
     assert len({job.placement for job in jobs}) == 4
     predicted = [predicted_ms(MODEL, job.task, job.placement) for job in jobs]
     assert predicted == sorted(predicted)
-
-
-def test_when_the_search_knows_no_more_candidates_another_sharder_proposes() -> None:
     two = task(POOL[:2], devices=2, task_id="train-000")  # together or apart
     jobs = placement_jobs([two], 5, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
     searched = [job.placement for job in jobs if job.proposed_by == "evenshard"]

@@ -60,10 +60,12 @@ def test_the_data_of_plots_have_no_device_and_nothing_that_is_not_finite(tmp_pat
     ]
 
 
-def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible(tmp_path: Path) -> None:
-    write_csv([MEASURED, INFEASIBLE], tmp_path / "evaluation.csv")
+def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible_or_ran_out_of_memory(tmp_path: Path) -> None:
+    half = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 2.0, 3.0, 4.0)), "modelled")
+    lost = Result(MEASURED.answer, replace(PLACED, cost=half))
+    write_csv([MEASURED, INFEASIBLE, lost], tmp_path / "evaluation.csv")
     with (tmp_path / "evaluation.csv").open(newline="") as file:
-        first, second, refused = csv.DictReader(file)
+        first, second, refused, full, other = csv.DictReader(file)
     assert tuple(first) == CSV_COLUMNS
     assert (first["task_id"], first["sharder"], first["status"]) == ("test-000", "random", "simulated")
     assert [float(first[part]) for part in TIME_PARTS] == [1.0, 2.0, 3.0, 4.0]
@@ -76,17 +78,9 @@ def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible(tmp_path: Pa
     assert (refused["sharder"], refused["status"]) == ("dreamshard", "infeasible")
     assert refused["reason"] == "table ads needs 6 GB, more than a device"  # with its comma
     assert refused["max_device_ms"] == refused["predicted_ms"] == refused["device_id"] == ""
-
-
-def test_a_device_that_ran_out_of_memory_is_a_row_without_times(tmp_path: Path) -> None:
-    half = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 2.0, 3.0, 4.0)), "modelled")
-    lost = Result(MEASURED.answer, replace(PLACED, cost=half))
-    write_csv([lost], tmp_path / "evaluation.csv")
-    with (tmp_path / "evaluation.csv").open(newline="") as file:
-        first, second = csv.DictReader(file)
-    assert (first["status"], second["status"]) == ("out_of_memory", "simulated")
-    assert first["fwd_compute_ms"] == first["max_device_ms"] == second["max_device_ms"] == ""
-    assert second["bwd_compute_ms"] == "4.0"
+    assert (full["status"], other["status"]) == ("out_of_memory", "simulated")
+    assert full["fwd_compute_ms"] == full["max_device_ms"] == other["max_device_ms"] == ""
+    assert other["bwd_compute_ms"] == "4.0"
 
 
 def test_metrics_hold_every_sharder_the_network_and_the_origin() -> None:

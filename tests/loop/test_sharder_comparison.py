@@ -109,9 +109,6 @@ def test_a_task_that_one_sharder_could_not_place_counts_against_it_and_in_no_mea
     everything[0] = replace(lost, measured=replace(lost.measured, cost=full))
     assert [one.num_infeasible for one in standings(everything) if one.sharder == "random"] == [2]
     assert infeasible_tasks(everything) == 3 and math.isfinite(network_accuracy(everything).median_abs_pct_error)
-
-
-def test_without_a_common_task_every_sharder_is_in_the_report_and_nothing_is_said() -> None:
     of = by_name({"random": [None, 20.0], "dreamshard": [7.0, None]})
     assert {name: one.num_infeasible for name, one in of.items()} == {"random": 1, "dreamshard": 1}
     assert all(math.isnan(one.measured_ms.mean) for one in of.values())

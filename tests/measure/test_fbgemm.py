@@ -128,8 +128,11 @@ def test_drawn_lookups_are_drawn_once_and_again_after_all_is_freed(monkeypatch: 
     assert len(drawn) == 6
 
 
-def test_the_arena_is_small_numbers_and_freed_on_demand() -> None:
-    """Zeros and subnormal numbers can be faster or slower than others."""
+def test_the_arena_is_small_numbers_freed_on_demand_and_filled_as_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros and subnormal numbers can be faster or slower than others.
+
+    400 bytes lie in a block of 1000, whatever the memory held before; 4000 need another one.
+    """
     arena = fbgemm._WeightArena()
     assert (arena.borrow(1000, torch.float16) - 0.012).abs().max() < 1e-3
     single = arena.borrow(5000, torch.float32)
@@ -140,10 +143,6 @@ def test_the_arena_is_small_numbers_and_freed_on_demand() -> None:
     assert shared._weights._block.numel() == BYTES_PER_GB
     shared.free()
     assert shared._weights._block.numel() == 0
-
-
-def test_an_arena_that_grows_is_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the memory held before: 400 bytes lie in a block of 1000, 4000 need another one."""
     monkeypatch.setattr(fbgemm, "BYTES_PER_GB", 1000)
     arena = fbgemm._WeightArena()
     first = float(arena.borrow(100, torch.float32).clone()[0])

@@ -1,20 +1,25 @@
-"""One device that measures shards in turn: what a cost is made of, and what happens when a shard does not fit."""
+"""One device that measures shards in turn: its costs, its clock, its name, and shards that do not fit."""
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from evenshard.base.errors import BadConfig
-from evenshard.measure import one_device
+from evenshard.cli import main
+from evenshard.measure import clock, local_hardware, one_device
+from evenshard.measure.clock import Stopwatch
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.fbgemm import device_name, kernel_provenance, resolve_device
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.local_hardware import open_hardware
+from evenshard.measure.local_hardware import MACHINE, identify_hardware, machine_id, open_hardware
 from evenshard.measure.one_device import SequentialHardware
 from evenshard.placement.placement import Placement
 from evenshard.price.collectives import all_to_all_ms
@@ -146,6 +151,8 @@ def test_senseless_settings_are_refused() -> None:
         ({"timeout_s": 0.5}, "measure.timeout_s is 0.5"),
         ({"noise": -0.1}, "measure.noise is -0.1"),
         ({"noise": 0.1}, "measure.noise is 0.1, but cpu is not simulated"),
+        ({"hardware": "simulated:h200", "expect_transport": "IB"}, "does not communicate over a network"),
+        ({"expect_transport": "IB"}, "a single process does not communicate"),
     ]
     for change, words in changes:
         with pytest.raises(BadConfig, match=words):
@@ -160,3 +167,56 @@ def test_one_process_without_a_gpu_is_the_cpu_in_turn(monkeypatch: pytest.Monkey
     assert isinstance(opened, SequentialHardware) and opened.provenance.hardware.startswith("cpu")
     with pytest.raises(BadConfig, match="finds no CUDA GPU"):
         open_hardware(MeasureConfig("cuda"))
+
+
+def test_laps_are_the_milliseconds_between_marks_of_their_own_stopwatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([10.0, 10.5, 10.75, 13.0])
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(seconds))
+    watch = Stopwatch(torch.device("cpu"))
+    for _ in range(4):
+        watch.mark()
+    laps = watch.laps_ms()
+    monkeypatch.undo()
+    assert laps == [500.0, 250.0, 2250.0]
+    for _ in range(2):
+        watch = Stopwatch(torch.device("cpu"))
+        watch.mark()
+        assert watch.laps_ms() == []
+
+
+# What this machine is called -----------------------------------------------------------------------------------------
+
+OF_CPU = MeasureConfig("cpu")
+
+
+@pytest.fixture
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MACHINE, raising=False)
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_it_is_what_each_row_says_that_is_measured_here_and_the_machine() -> None:
+    found, origin = identify_hardware(OF_CPU), kernel_provenance(OF_CPU, resolve_device(OF_CPU), "ethernet_25g")
+    assert found == {"hardware": origin.hardware, "versions": origin.versions, "machine": machine_id()}
+    assert found["hardware"] == device_name(resolve_device(OF_CPU)) and "fbgemm_gpu" in found["versions"]
+    assert identify_hardware(OF_CPU) == found
+
+
+def test_machines_differ_by_id_or_name_and_neither_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for content, name in (("0123456789abcdef", ""), ("fedcba98", ""), ("0123", "our-h100s"), ("4567", "our-h100s")):
+        monkeypatch.setenv(MACHINE, name)
+        monkeypatch.setattr(local_hardware, "MACHINE_ID", tmp_path / content)
+        (tmp_path / content).write_text(f"{content}\n")
+        found.append(machine_id())
+        assert content not in found[-1] and "h100" not in found[-1] and len(found[0]) == 16
+    assert found[2] == found[3] and len(set(found)) == 3
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_the_command_writes_what_the_settings_mean_here(workdir: Path) -> None:
+    assert main(["hardware", "--here", "reports/hardware.json"]) == 0
+    assert json.loads((workdir / "reports/hardware.json").read_text()) == identify_hardware(OF_CPU)
+    (workdir / "params.yaml").write_text("measure: {hardware: h200}\n")
+    assert main(["hardware", "--here", "reports/hardware.json"]) == 0
+    assert json.loads((workdir / "reports/hardware.json").read_text()) == {"hardware": "simulated: h200"}

@@ -13,7 +13,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.placements import open_measurer, simulate_cost
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.nodes import DeviceGroup, Nodes
-from evenshard.placement.parts import Span, TablePart, replica_table
+from evenshard.placement.parts import TablePart, cut_rows, replica_table
 from evenshard.placement.placement import Placement, parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
@@ -51,15 +51,6 @@ def on(one: Table, *devices: int) -> TablePart:
     return replace(column_parts(one)[0], devices=devices)
 
 
-def in_rows(one: Table, *devices: int) -> list[TablePart]:
-    """Equal blocks; the last devices have none where the rows run out."""
-    block = -(-one.num_rows // len(devices))
-    return [
-        TablePart(one.name, Span(start, min(start + block, one.num_rows)), Span(0, 32), (device,))
-        for start, device in zip(range(0, one.num_rows, block), devices, strict=False)
-    ]
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_whole_tables_on_one_node_cost_what_the_device_model_says(optimizer: str) -> None:
     """And the input besides, which DreamShard's cost leaves out."""
@@ -78,7 +69,7 @@ def test_whole_tables_on_one_node_cost_what_the_device_model_says(optimizer: str
 
 def test_exchanges_are_those_of_the_collectives() -> None:
     one = replace(TABLES[7], embedding_dim=32)
-    task, parts = of_task(one), in_rows(one, 4, 5, 6, 7)
+    task, parts = of_task(one), cut_rows(one, range(4, 8))
     found = cost(task, parts)
     expected = exchange_times(task, volumes_of(task, parts_by_table(task, parts)), LINKS_OF_NODES)
     assert [device.input_dist_ms for device in found.devices] == expected.input_dist.tolist()
@@ -97,7 +88,7 @@ def kernel_ms(one: Table, batch_size: int = BATCH, dense: float = 0.0) -> tuple[
 def test_rows_by_hand() -> None:
     """A quarter of the rows gets a quarter of the lookups, in as many bags; the other node computes nothing."""
     whole = Table("t", 1000, 32, 20.0, None)
-    found = cost(of_task(whole), in_rows(whole, 4, 5, 6, 7))
+    found = cost(of_task(whole), cut_rows(whole, range(4, 8)))
     fwd, bwd = kernel_ms(Table("part", 250, 32, 5.0, None))
     for device in found.devices[4:]:
         assert (device.fwd_compute_ms, device.bwd_compute_ms) == pytest.approx((fwd, bwd))
@@ -129,7 +120,7 @@ def test_each_type_of_a_device_is_a_call_of_its_own() -> None:
     assert kernel_ms(first)[0] == pytest.approx(alone_ms)
     for others, expected in (
         ([on(second, 0)], alone_ms),
-        (in_rows(second, *range(8)), alone_ms + H200.fwd_host_us / 1e3),
+        (cut_rows(second, range(8)), alone_ms + H200.fwd_host_us / 1e3),
         ([on(second, *range(8))], alone_ms + H200.fwd_host_us / 1e3),
     ):
         device = cost(of_task(first, second), [on(first, 0), *others]).devices[0]
@@ -140,18 +131,13 @@ def test_a_slow_device_is_slower_with_the_same_parts() -> None:
     machine = Nodes(4, 2, inter="infiniband_ndr")
     profiles = [H200, H200, gpu_profile("v100"), gpu_profile("v100")]
     whole = Table("t", 10**6, 32, 400.0, None)
-    for parts in ([on(whole, *range(4))], in_rows(whole, *range(4))):
+    for parts in ([on(whole, *range(4))], cut_rows(whole, range(4))):
         fast, _, slow, _ = simulate_cost(of_task(whole, machine=machine), parts, profiles, LINKS_OF_NODES).devices
         assert fast.fwd_compute_ms is not None and slow.fwd_compute_ms is not None
         assert fast.bwd_compute_ms is not None and slow.bwd_compute_ms is not None
         assert fast.fwd_compute_ms < slow.fwd_compute_ms and fast.bwd_compute_ms < slow.bwd_compute_ms
         alone = cost(of_task(whole, machine=machine), parts).devices[0]
         assert (fast.fwd_compute_ms, fast.bwd_compute_ms) == (alone.fwd_compute_ms, alone.bwd_compute_ms)
-
-
-def test_parts_that_are_not_those_of_the_tables_are_refused() -> None:
-    with pytest.raises(BadConfig, match="table 't' has shards with the columns none"):
-        cost(of_task(Table("t", 1000, 32, 20.0, None)), [])
 
 
 def test_a_simulated_machine_is_not_measured_and_devices_of_several_kinds_are_refused() -> None:

@@ -25,15 +25,12 @@ JOBS = [
 CONFIG = MeasureConfig(hardware="cuda", repeats=7, keep_cache_warm=True, seed=3)
 
 
-def test_jobs_keys_and_settings_come_back(tmp_path: Path) -> None:
+def test_jobs_keys_and_settings_come_back_and_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     save_measure_plan(JOBS, CONFIG, tmp_path / "plan.json")
     jobs, config = load_measure_plan(tmp_path / "plan.json")
     assert jobs == JOBS and config == CONFIG
     assert [job.key for job in jobs] == [job.key for job in JOBS]
     assert len(json.loads((tmp_path / "plan.json").read_text())["tables"]) == len(TABLES)
-
-
-def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     for content in ("", "[]", '{"plan": 1}', '{"plan": 99, "tables": [], "jobs": [], "measure": {}}', "[" * 100_000):
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(BadFile, match=r"plan\.json: is not a plan"):

@@ -56,14 +56,6 @@ def test_parts_that_are_whole_tables_cost_what_whole_tables_do() -> None:
     assert all(one.input_dist_ms > 0 for one in with_inputs.devices)
 
 
-def test_a_part_that_does_not_fit_is_out_of_memory() -> None:
-    big = table("big", 2**30, 64)
-    of_task = ShardingTask.whole("task", (big,), 2, 10**13, BATCH)
-    hardware = SimulatedHardware(MeasureConfig("simulated:rtx_2080_ti", noise=0.0))
-    found = measure_parts(hardware, of_task, Placement((1,), 2).parts((big,)), Links(hardware.link))
-    assert found.devices[1] == DeviceCost.out_of_memory() and math.isfinite(found.devices[0].total_ms)
-
-
 def test_devices_wait_for_the_slowest_forward_by_hand() -> None:
     """Nobody waits for a device that ran out of memory, nor does it wait."""
     assert compute_skew_ms([5.0, 7.0, 0.0, 4.0]) == (2.0, 0.0, 7.0, 3.0)

@@ -104,7 +104,7 @@ def test_noise_has_the_spread_that_was_asked_for() -> None:
     assert {cost.devices[0].fwd_all_to_all_ms for cost in seen} == {exact.devices[0].fwd_all_to_all_ms}
 
 
-def test_provenance_says_that_it_was_simulated(tmp_path: Path) -> None:
+def test_provenance_says_that_it_was_simulated_and_has_the_error_of_its_profile(tmp_path: Path) -> None:
     hardware = open_hardware(MeasureConfig(hardware="simulated:v100", repeats=3, visits=2, seed=9))
     found = hardware.provenance
     assert (found.hardware, found.driver, found.link) == ("simulated: v100", "none", "nvlink_v100")
@@ -113,10 +113,7 @@ def test_provenance_says_that_it_was_simulated(tmp_path: Path) -> None:
     copy = tmp_path / "mine.yaml"
     copy.write_text(profile_path("v100").read_text())
     assert simulated(str(copy)).provenance.hardware == "simulated: mine"
-
-
-def test_every_measurement_carries_the_error_of_its_profile(tmp_path: Path) -> None:
-    """The file may be gone when a model learns from the measurements. An extrapolated profile has a large error."""
+    # The file may be gone when a model learns from the measurements. An extrapolated profile has a large error.
     content = yaml.safe_load(profile_path("v100").read_text())
     shards = {"points": "shards", "source": "a test", "fitted": 50, "held_out": 40}
     content["evidence"] = [{**shards, "median_error_percent": 5.0, "p90_error_percent": 12.0}]

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenshard.base.errors import BadConfig
-from evenshard.measure.workload import Lookups, RecordedLookups, _draw_counts, _round_shares, draw_lookups
+from evenshard.measure.workload import RecordedLookups, _draw_counts, _round_shares, draw_lookups
 from evenshard.tables.dlrm_batch import DlrmBatch
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import (
@@ -28,10 +28,6 @@ from evenshard.tables.reuse import (
 )
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, table
-
-
-def counts_of(lookups: Lookups) -> np.ndarray:
-    return np.unique(lookups.indices.numpy(), return_counts=True)[1]
 
 
 def one_hot(position: int) -> tuple[float, ...]:
@@ -50,7 +46,7 @@ def test_a_batch_has_the_pooling_factor_and_the_reuse_of_its_table(batch_size: i
         assert float(lookups.lengths.double().mean()) == pytest.approx(one.pooling_factor, abs=0.5001 / batch_size)
         assert int(lookups.lengths.sum()) == len(lookups.indices)
         assert int(lookups.indices.min()) >= 0 and int(lookups.indices.max()) < one.num_rows
-        counts = counts_of(lookups)
+        counts = np.unique(lookups.indices.numpy(), return_counts=True)[1]
         moved = np.abs(np.array(reuse_bins_of_counts(counts)) - np.array(one.reuse_bins)).sum() / 2
         assert moved * len(counts) <= 5 + 0.01 * len(counts), one
 
@@ -229,17 +225,14 @@ def replayed(table_index: int, batch_size: int, batch_number: int) -> tuple[list
     return lookups.indices.tolist(), lookups.lengths.tolist()
 
 
-def test_recorded_lookups_are_replayed_batch_by_batch_and_then_from_the_start() -> None:
+def test_recorded_lookups_are_replayed_batch_by_batch_and_others_are_refused() -> None:
     """Five samples make two whole batches of two."""
     assert replayed(0, 2, 0) == ([7, 7, 2], [2, 1])
     assert replayed(0, 2, 1) == ([1], [0, 1])
     assert replayed(0, 2, 2) == replayed(0, 2, 0)
     assert replayed(0, 5, 1) == ([7, 7, 2, 1, 9], [2, 1, 0, 1, 1])
     assert replayed(1, 2, 1) == ([2, 3], [1, 1])
-
-
-def test_a_table_or_a_batch_that_was_not_recorded_is_refused() -> None:
-    """Generated tables and those of a recorded batch share their names, and FBGEMM reads row 0 for a row too many."""
+    # Generated tables and those of a recorded batch share their names, and FBGEMM reads row 0 for a row too many.
     with pytest.raises(BadConfig, match=r"batch_size is 6, but measure\.recorded_batch has only 5 samples"):
         replayed(0, 6, 0)
     with pytest.raises(BadConfig, match="has no table 'users'"):

@@ -13,9 +13,9 @@ from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import find_reason
 from evenshard.search.items import FreeMemory, PackedItems
 from evenshard.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.catalog import Sharder
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
-from evenshard.sharders.learned import Sharder
 from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders
 from evenshard.tables.table import Table
 from support import builders

@@ -32,15 +32,21 @@ def test_without_a_pipeline_weights_and_states_count() -> None:
     assert memory(pipeline="") == PartMemory(weights=32_000)
     assert memory(pipeline="", optimizer="adam") == PartMemory(weights=32_000, optimizer_state=64_000)
     assert memory(pipeline="", optimizer="rowwise_adagrad") == PartMemory(weights=32_000, optimizer_state=4_000)
+    assert row_state_bytes(8, "adam") == 2 * 8 * 4
+    assert state_bytes(T, "partial_rowwise_adam") == 1000 * (1 + 8) * 4
 
 
-def test_inputs_are_indices_lengths_and_offsets_of_all_samples() -> None:
+def test_inputs_are_indices_and_the_lengths_and_offsets_of_each_feature_of_all_samples() -> None:
     of_one_batch = 64 * 2 * 8 + 64 * (4 + 8)
     assert memory().inputs == memory(pipeline="base").inputs == of_one_batch
     assert memory(pipeline="sparse_dist").inputs == 2 * of_one_batch
     assert memory(pipeline="prefetch").inputs == 3 * of_one_batch
     weighted = replace(T, is_weighted=True)
     assert memory(table=weighted).inputs == of_one_batch + 64 * 2 * 4
+    two_features = replace(T, feature_pooling_factors=(1.5, 0.5))
+    assert memory(table=two_features).inputs == of_one_batch + 64 * (4 + 8)
+    own = sample_memory((two_features,), num_devices=4, batch_size=64, pipeline="none")
+    assert own.inputs == 16 * 2 * 8 + 2 * 16 * 12
 
 
 def test_outputs_are_sent_from_a_buffer_of_their_own() -> None:
@@ -171,11 +177,6 @@ def test_the_peak_is_at_one_moment() -> None:
     assert peak_bytes(rows, at(received=50, ordered=45)) == 1140 + 40 + 30 + 50 + 45  # gradients are sent
 
 
-def test_states_of_a_table_by_hand() -> None:
-    assert row_state_bytes(8, "adam") == 2 * 8 * 4
-    assert state_bytes(T, "partial_rowwise_adam") == 1000 * (1 + 8) * 4
-
-
 def test_inputs_arrive_in_a_buffer_beside_the_batch_before() -> None:
     """FBGEMM keeps the batch before; with two batches in flight, it is one of them."""
     of_one_batch = 64 * 2 * 8 + 64 * (4 + 8)
@@ -183,10 +184,3 @@ def test_inputs_arrive_in_a_buffer_beside_the_batch_before() -> None:
     assert arriving == {"none": 2 * of_one_batch, "base": 2 * of_one_batch} | dict.fromkeys(
         ("sparse_dist", "prefetch"), of_one_batch
     )
-
-
-def test_each_feature_has_lengths_and_offsets_of_its_own() -> None:
-    two_features = replace(T, feature_pooling_factors=(1.5, 0.5))
-    assert memory(table=two_features).inputs == 64 * 2 * 8 + 2 * 64 * (4 + 8)
-    own = sample_memory((two_features,), num_devices=4, batch_size=64, pipeline="none")
-    assert own.inputs == 16 * 2 * 8 + 2 * 16 * 12

@@ -72,20 +72,17 @@ def test_names_of_devices_are_traded_within_a_kind_and_with_their_neighbours() -
     assert old_of_new([whole_part(A, (2,)), whole_part(B, (0,))], together, (0,), pods) == [2, 3, 0, 1, 4, 5, 6, 7]
 
 
-def test_devices_are_of_one_kind_where_room_hosts_and_allowed_tables_are_the_same() -> None:
+def test_devices_are_of_one_kind_where_hardware_room_hosts_and_allowed_tables_are_the_same() -> None:
     of_task = task(sized(1, 1), devices=4)
     assert device_kinds(limited(of_task, room_bytes=(8, 9, 8, 8))) == [0, 1, 0, 0]
     assert device_kinds(limited(of_task, allowed=(None, only(0, 3)))) == [0, 1, 1, 0]
-    hosts = [replace(TWO_NODES, host_bytes=sizes) for sizes in ((8, 8), (8, 4))]
-    kinds = [device_kinds(ShardingTask((A,), machine, (1 << 30,) * 4, 1024)) for machine in hosts]
-    assert kinds == [[0, 0, 0, 0], [0, 0, 1, 1]]
+    machines = [replace(TWO_NODES, host_bytes=sizes) for sizes in ((8, 8), (8, 4))]
+    groups = DeviceGroup("simulated:h100", 2), DeviceGroup("simulated:h200", 2)
+    machines.append(replace(TWO_NODES, groups=groups))
+    kinds = [device_kinds(ShardingTask((A,), machine, (1 << 30,) * 4, 1024)) for machine in machines]
+    assert kinds == [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
 
 
 def test_weights_are_reused_only_where_the_shape_is_the_same() -> None:
     assert shape_changes(A, replace(A, pooling_factor=9.0)) == ""
     assert shape_changes(A, replace(A, num_rows=10, weight_bits=16)) == "num_rows 1000 -> 10, weight_bits 32 -> 16"
-
-
-def test_devices_of_other_hardware_are_of_another_kind() -> None:
-    mixed = replace(TWO_NODES, groups=(DeviceGroup("simulated:h100", 2), DeviceGroup("simulated:h200", 2)))
-    assert device_kinds(ShardingTask((A,), mixed, (1 << 30,) * 4, 1024)) == [0, 0, 1, 1]

@@ -9,13 +9,10 @@ from evenshard.placement.nodes import DeviceGroup, Nodes
 PODS = Nodes(16, 4, nodes_per_domain=2, intra="nvlink_b200", inter="infiniband_ndr")
 
 
-def test_one_node_has_all_devices_and_needs_no_link_between_nodes() -> None:
+def test_one_node_has_all_devices_and_ids_go_on_from_node_to_node() -> None:
     one = Nodes.one_node(8)
     assert (one.num_nodes, one.domain_size, one.num_domains) == (1, 8, 1)
     assert one.devices_of_node(0) == range(8) and one.problem() is None
-
-
-def test_ids_go_on_from_node_to_node() -> None:
     assert (PODS.num_nodes, PODS.domain_size, PODS.num_domains) == (4, 8, 2)
     assert [PODS.node_of(device) for device in (0, 3, 4, 15)] == [0, 0, 1, 3]
     assert [list(PODS.devices_of_node(node)) for node in (0, 3)] == [[0, 1, 2, 3], [12, 13, 14, 15]]

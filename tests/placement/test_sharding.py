@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,13 +49,19 @@ def part(rows: tuple[int, int], columns: tuple[int, int], *devices: int, name: s
     return TablePart(name, Span(*rows), Span(*columns), devices)
 
 
+def blocks(one: Table, devices: Sequence[int], columns: Span) -> list[TablePart]:
+    """Rows as TorchRec cuts them."""
+    block = -(-one.num_rows // len(devices))
+    starts = range(0, one.num_rows, block)
+    return [
+        TablePart(one.name, Span(start, min(start + block, one.num_rows)), columns, (device,))
+        for start, device in zip(starts, devices, strict=False)
+    ]
+
+
 def in_rows(*devices: int, columns: tuple[int, int] = (0, 16), rows: int = 100) -> list[TablePart]:
     """Equal blocks of rows, one on each device."""
-    block = -(-rows // len(devices))
-    return [
-        part((number * block, min((number + 1) * block, rows)), columns, device)
-        for number, device in enumerate(devices)
-    ]
+    return blocks(replace(T, num_rows=rows), devices, Span(*columns))
 
 
 WHOLE = [part((0, 100), (0, 16), 3)]
@@ -80,29 +87,23 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("parts", "way"), WAYS)
-def test_the_type_is_read_off_the_parts_in_any_order(parts: list[TablePart], way: str) -> None:
-    assert sharding_type(parts, T, MACHINE) == way == sharding_type(parts[::-1], T, MACHINE)
-
-
-def test_on_one_node_rows_on_all_devices_are_row_wise_and_one_device_holds_whole_tables() -> None:
-    assert sharding_type(in_rows(0, 1), T, Nodes.one_node(2)) == ROW_WISE
-    assert sharding_type([part((0, 100), (0, 16), 0)], T, Nodes.one_node(1)) == TABLE_WISE
-
-
-@pytest.mark.parametrize(("rows", "devices"), [(3, 3), (5, 3), (1, 1)])
-def test_the_last_devices_have_no_rows_where_equal_blocks_end_before_them(rows: int, devices: int) -> None:
-    """Of 5 rows, 4 devices get 2, 2, 1 and none, as TorchRec cuts them."""
-    few = replace(T, num_rows=rows)
-    parts = in_rows(*range(devices), rows=rows)
-    assert sharding_problem(parts, few, MACHINE) is None
-    assert sharding_type(parts, few, MACHINE) == (ROW_WISE if devices > 1 else TABLE_WISE)
-
-
-def test_a_device_is_left_out_of_equal_blocks_only() -> None:
-    five = replace(T, num_rows=5)
-    uneven = [part((0, 3), (0, 16), 0), part((3, 4), (0, 16), 1), part((4, 5), (0, 16), 2)]
-    assert sharding_problem(uneven, five, MACHINE) is not None
+@pytest.mark.parametrize(
+    ("parts", "way", "one", "machine"),
+    [
+        *((parts, way, T, MACHINE) for parts, way in WAYS),
+        (in_rows(0, 1), ROW_WISE, T, Nodes.one_node(2)),
+        ([part((0, 100), (0, 16), 0)], TABLE_WISE, T, Nodes.one_node(1)),
+        # Of 5 rows, 4 devices get 2, 2, 1 and none, as TorchRec cuts them.
+        (in_rows(0, 1, 2, rows=5), ROW_WISE, replace(T, num_rows=5), MACHINE),
+        (in_rows(0, 1, 2, rows=3), ROW_WISE, replace(T, num_rows=3), MACHINE),
+        (in_rows(0, rows=1), TABLE_WISE, replace(T, num_rows=1), MACHINE),
+        # A narrow table is not cut by columns, and so has any width.
+        (in_rows(0, 1, 2, 3, columns=(0, 6)), ROW_WISE, replace(T, embedding_dim=6), MACHINE),
+    ],
+)
+def test_the_type_is_read_off_parts_in_any_order(parts: list[TablePart], way: str, one: Table, machine: Nodes) -> None:
+    assert sharding_problem(parts, one, machine) is None
+    assert sharding_type(parts, one, machine) == way == sharding_type(parts[::-1], one, machine)
 
 
 @pytest.mark.parametrize(
@@ -131,16 +132,13 @@ def test_parts_that_make_none_of_the_seven(parts: list[TablePart], problem: str)
         sharding_type(parts, T, MACHINE)
 
 
-def test_rows_on_some_devices_of_a_node_are_refused() -> None:
+def test_rows_on_some_devices_of_a_node_are_refused_and_a_device_is_left_out_of_equal_blocks_only() -> None:
+    uneven = [part((0, 3), (0, 16), 0), part((3, 4), (0, 16), 1), part((4, 5), (0, 16), 2)]
+    assert sharding_problem(uneven, replace(T, num_rows=5), MACHINE) is not None
     eight = Nodes(8, 4, inter="ethernet_25g")
     found = sharding_problem(in_rows(0, 1), T, eight)
     assert found == "is split by rows over the devices [0, 1]. Use all 8 devices, or all devices of one node."
     assert sharding_problem(in_rows(0, 1), T, Nodes.one_node(8)) is not None
-
-
-def test_a_narrow_table_is_not_cut_by_columns_and_so_has_any_width() -> None:
-    narrow = replace(T, embedding_dim=6)
-    assert sharding_type(in_rows(0, 1, 2, 3, columns=(0, 6)), narrow, MACHINE) == ROW_WISE
 
 
 def of_task(*tables: Table, room: int = 10**9, **rules: object) -> ShardingTask:
@@ -198,15 +196,12 @@ def test_columns_on_one_node_are_table_column_wise_too() -> None:
         check_sharding(allowed, ACROSS)
 
 
-def test_every_device_of_a_table_must_be_allowed() -> None:
+def test_every_device_and_width_of_a_part_must_be_allowed() -> None:
     check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 2})),)), ACROSS)
     with pytest.raises(
         InfeasibleTask, match=r"^table 't' is on device 2, but its allowed devices are \[1, 3\]\. Place it again"
     ):
         check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 3})),)), ACROSS)
-
-
-def test_the_fewest_columns_of_a_part() -> None:
     assert [TableLimits(min_columns=columns).min_column_steps for columns in (1, 4, 5, 8)] == [1, 1, 2, 2]
     check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ON_ONE_NODE)
     with pytest.raises(InfeasibleTask, match=r"^table 't' has a shard of 4 columns, but min_columns is 8"):
@@ -249,16 +244,6 @@ def test_equal_blocks_of_rows_over_any_machine_are_row_wise(nodes: int, devices:
     assert sharding_type(grid, one, machine) == (GRID_SHARD if columns > 1 else TABLE_ROW_WISE)
 
 
-def blocks(one: Table, devices: range, columns: Span) -> list[TablePart]:
-    """Rows as TorchRec cuts them."""
-    block = -(-one.num_rows // len(devices))
-    starts = range(0, one.num_rows, block)
-    return [
-        TablePart(one.name, Span(start, min(start + block, one.num_rows)), columns, (device,))
-        for start, device in zip(starts, devices, strict=False)
-    ]
-
-
 def test_data_types_on_the_way() -> None:
     assert Communication.of(()) == Communication("fp32", "fp32")
     assert Communication.of(["fp16"]) == Communication("fp16", "fp16")
@@ -295,7 +280,7 @@ def test_what_a_type_is_on_a_machine() -> None:
     assert all(TYPES[name].is_distinct_on(MACHINE) for name in SHARDING_TYPES)
 
 
-def test_where_rows_live() -> None:
+def test_where_rows_columns_and_all_parts_of_a_table_live() -> None:
     assert [list(TYPES[name].row_devices(MACHINE, 2)) for name in ("column_wise", "grid_shard", "row_wise")] == [
         [2],
         [2, 3],
@@ -306,16 +291,10 @@ def test_where_rows_live() -> None:
     assert places["table_wise"] == places["table_column_wise"] == [[0], [1], [2], [3]]
     assert places["table_row_wise"] == places["grid_shard"] == [[0, 1], [2, 3]]
     assert places["row_wise"] == places["data_parallel"] == [[0, 1, 2, 3]]
-
-
-def test_parts_by_columns_have_places_of_their_own() -> None:
     most = {name: one.most_column_parts(MACHINE) for name, one in TYPES.items() if one.cuts_columns}
     assert most == {"column_wise": 4, "table_column_wise": 2, "grid_shard": 2}
     assert allowed_sets(MACHINE, 2, frozenset({0, 2, 3})) == (range(2, 4),)
     assert allowed_sets(MACHINE, 2, None) == (range(0, 2), range(2, 4))
-
-
-def test_what_all_parts_of_a_table_are_among() -> None:
     homes = {name: list(map(list, one.homes(MACHINE))) for name, one in TYPES.items()}
     assert homes["table_row_wise"] == homes["table_column_wise"] == [[0, 1], [2, 3]]
     assert all(homes[name] == [[0, 1, 2, 3]] for name in TYPES if TYPES[name].within == EVERYWHERE)

@@ -30,23 +30,16 @@ def names(tasks: tuple[Any, ...]) -> set[str]:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_no_table_is_on_both_sides_and_none_twice_in_a_task(seed: int) -> None:
+def test_tasks_are_those_of_their_seed_with_the_settings_and_no_table_on_both_sides(seed: int) -> None:
     split = sample_tasks(POOL, SAMPLING, seed)
     assert not names(split.train) & names(split.test)
-    assert all(len(set(each.tables)) == 6 for each in split.train + split.test)
-
-
-def test_tasks_carry_the_settings_and_ids_of_their_own() -> None:
-    split = sample_tasks(POOL, SAMPLING, 0)
     assert (len(split.train), len(split.test)) == (30, 20)
     assert len({each.task_id for each in split.train + split.test}) == 50
     for each in split.train + split.test:
+        assert len(set(each.tables)) == 6
         assert (each.num_devices, each.memory_cap_bytes, each.batch_size) == (3, 3 * BYTES_PER_GB // 2, 512)
-
-
-def test_the_same_seed_gives_the_same_tasks_and_another_seed_another_split() -> None:
-    assert sample_tasks(POOL, SAMPLING, 5) == sample_tasks(POOL, SAMPLING, 5)
-    assert names(sample_tasks(POOL, SAMPLING, 5).test) != names(sample_tasks(POOL, SAMPLING, 6).test)
+    assert sample_tasks(POOL, SAMPLING, seed) == split
+    assert len({tuple(sorted(names(sample_tasks(POOL, SAMPLING, number).test))) for number in range(4)}) > 1
 
 
 def test_a_half_that_is_smaller_than_a_task_is_refused_with_both_numbers() -> None:
@@ -70,11 +63,6 @@ GOOD = {"task_id": "train-000", "num_devices": 2, "memory_cap_gb": 1.0, "batch_s
 ADS_AND_USERS = (table("ads"), table("users"))
 
 
-def written(path: Path, record: Any) -> Path:
-    path.write_text(json.dumps({"train": [GOOD | {"task_id": "train-999"}, record], "test": []}))
-    return path
-
-
 def test_a_bad_record_is_named_with_file_and_number(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tables": ["ads", "clicks"]}, r"train\[1\]: .*'clicks' is not in the table file"),
@@ -86,8 +74,10 @@ def test_a_bad_record_is_named_with_file_and_number(tmp_path: Path) -> None:
         ({"task_id": "train-999"}, "train-999"),
     ]
     for change, words in wrong:
+        content = {"train": [GOOD | {"task_id": "train-999"}, GOOD | change], "test": []}
+        (tmp_path / "tasks.json").write_text(json.dumps(content))
         with pytest.raises(BadFile, match=rf"tasks\.json.*{words}"):
-            load_tasks(written(tmp_path / "tasks.json", GOOD | change), ADS_AND_USERS)
+            load_tasks(tmp_path / "tasks.json", ADS_AND_USERS)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

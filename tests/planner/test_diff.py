@@ -60,16 +60,13 @@ def moves(difference: Difference) -> list[tuple[str, int, int, int, int]]:
 # What moves ----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_moves_from_an_answer_to_itself() -> None:
+def test_nothing_moves_from_an_answer_to_itself_alone() -> None:
     answer = answered(asked(TWO, 2, optimizer="adam"), (0, 1, 0), {"a": (4,)})
     difference = diff(answer, answer, additive(), 10)
     assert difference.equal and difference.moves == () and difference.traffic.moved_bytes == 0
     assert difference.kept_bytes == sum(answer.part_bytes) == 2 * 3 * 320
     assert (difference.traffic.pairs, difference.traffic.devices, difference.traffic.seconds) == ((), (), 0)
     assert difference.renaming is None and difference.notes == () and difference.times.saves_ms == 0
-
-
-def test_placements_are_equal_only_where_nothing_at_all_differs() -> None:
     old = three(0, 0, 1)
     assert diff(three(0, 0, (0, 1)), old).moves == () and not diff(three(0, 0, (0, 1)), old).equal, "a replica less"
     assert not diff(old, three(0, 0, 1, num_devices=3)).equal, "another machine"
@@ -121,20 +118,18 @@ def test_weights_in_host_memory_are_there_for_all_devices_of_the_host() -> None:
     assert diff(kept(ON_DEVICE, 0), kept(ON_DEVICE, 1)).traffic.moved_bytes == 320
 
 
-@pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("rowwise_adagrad", 40), ("adagrad", 320), ("adam", 640)])
-def test_a_table_moves_with_its_optimizer_state(optimizer: str, state: int) -> None:
-    difference = diff(*(two(0, home, num_devices=3, optimizer=optimizer) for home in (1, 2)))
-    assert difference.moves == (PartMove("b", TEN, EIGHT, 1, 2, 320, state),)
-    assert difference.kept_bytes == 320 + state
-    assert difference.traffic.moved_bytes == difference.traffic.busiest_bytes == 320 + state
-    assert difference.traffic.pairs == (PairTraffic(1, 2, 320 + state),)
-    assert difference.traffic.devices == (DeviceTraffic(1, 320 + state, 0), DeviceTraffic(2, 0, 320 + state))
-
-
-def test_weights_of_fewer_bits_are_fewer_bytes() -> None:
-    request = asked(TWO, 2)
-    request = replace(request, tables=tuple(replace(one, weight_bits=8) for one in request.tables))
-    assert diff(answered(request, (0, 1)), answered(request, (1, 1))).traffic.moved_bytes == 80
+@pytest.mark.parametrize(
+    ("optimizer", "bits", "state"),
+    [("sgd", 32, 0), ("sgd", 8, 0), ("rowwise_adagrad", 32, 40), ("adagrad", 32, 320), ("adam", 32, 640)],
+)
+def test_a_table_moves_in_its_precision_with_its_optimizer_state(optimizer: str, bits: int, state: int) -> None:
+    request, size = asked(TWO, 3, optimizer=optimizer), 10 * bits + state
+    request = replace(request, tables=tuple(replace(one, weight_bits=bits) for one in request.tables))
+    difference = diff(*(answered(request, (0, home)) for home in (1, 2)))
+    assert difference.moves == (PartMove("b", TEN, EIGHT, 1, 2, 10 * bits, state),)
+    assert difference.kept_bytes == difference.traffic.moved_bytes == difference.traffic.busiest_bytes == size
+    assert difference.traffic.pairs == (PairTraffic(1, 2, size),)
+    assert difference.traffic.devices == (DeviceTraffic(1, size, 0), DeviceTraffic(2, 0, size))
 
 
 def test_splits_and_joins_move_only_what_leaves_or_comes() -> None:
@@ -328,15 +323,12 @@ def test_tables_that_come_go_or_change_do_not_move() -> None:
     assert difference.times.predicted_by == OWN_FIGURES
 
 
-def test_the_order_of_tables_does_not_matter() -> None:
+def test_neither_the_order_of_tables_nor_state_of_another_optimizer_moves() -> None:
     request = asked(TWO, 2)
     turned = replace(request, tables=request.tables[::-1])
     difference = diff(answered(request, (0, 1, 1), {"a": (4,)}), answered(turned, (1, 0, 1), {"a": (4,)}), additive())
     assert difference.moves == ()
     assert difference.times.saves_ms == 0 and difference.times.old_ms == 8
-
-
-def test_state_of_another_optimizer_does_not_move() -> None:
     difference = diff(two(0, 1, optimizer="adam"), two(0, 0, optimizer="adagrad"))
     assert difference.moves == (PartMove("b", TEN, EIGHT, 1, 0, 320, 0),)
     assert "the optimizer changed from adam to adagrad: no optimizer state is counted" in difference.notes

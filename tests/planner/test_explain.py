@@ -156,16 +156,13 @@ def test_rules_hold_for_what_is_proposed() -> None:
     assert ("b", "move to device 1", 7.0) in changes(apart)
 
 
-def test_together_moves_as_one() -> None:
+def test_together_moves_as_one_and_an_answer_that_breaks_the_rule_is_refused() -> None:
     answer = four(rules=Rules(together=(("b", "a"),)))
     assert changes(answer, "a") == [("a", "move to device 2", 10.0)]
     # c may not change places with a alone
     assert all("with a on" not in change and "with b on" not in change for _, change, _ in changes(answer, "c"))
     swapped = [change for _, change, _ in changes(answer, "c") if change.startswith("swap")]
     assert swapped == [] or "with a, b on" in swapped[0] or "with d on" in swapped[0]
-
-
-def test_an_answer_that_breaks_its_rule_of_staying_together_is_refused() -> None:
     with pytest.raises(BadConfig, match="tables a, c must stay together, but are on devices 0, 1"):
         explain(four(rules=Rules(together=(("a", "c"),))), additive(), "d")
 

@@ -39,6 +39,11 @@ MIXED = {
         ),
         ({"num_devices": 72, "devices_per_node": 4, "nodes_per_domain": 18, "intra": "nvlink_gb200"},
          Nodes(72, 4, 18, "nvlink_gb200")),
+        ({"num_devices": 8, "devices_per_node": 4, "intra": "nvlink_gb200", "inter": "ib_400g"},
+         Nodes(8, 4, 1, "nvlink_gb200", "infiniband_ndr")),
+        # Nodes of one domain have no link between domains.
+        ({"num_devices": 8, "devices_per_node": 4, "nodes_per_domain": 2, "intra": "nvlink_gb200", "inter": "ib_400g"},
+         Nodes(8, 4, 2, "nvlink_gb200")),
         ({"num_devices": 16, "hardware": "cpu"}, Nodes(16, 16)),
         ({"num_devices": 16, "hardware": "simulated:v100"}, Nodes(16, 16)),  # a DGX-2
         ({"num_devices": 8, "intra": "900 GB/s", "devices_per_node": 4, "inter": "50gb_s"},
@@ -96,17 +101,14 @@ def test_memory_of_hosts_of_flags() -> None:
         ({"num_devices": 16}, "16 devices are more than nvlink_h100 connects (8). Give the size of a node and"),
         ({"num_devices": 9, "hardware": "cuda"}, "9 devices are more than a node connects (8)."),
         ({"num_devices": 16, "devices_per_node": 8}, "there are 2 nodes, but no link between them. Name a link"),
-        ({"num_devices": 12, "inter": "ib_400g"}, "12 devices cannot be split into nodes of 8"),
         ({"num_devices": 8, "nodes": 2, "devices_per_node": 8, "inter": "ib_400g"},
          "num_devices is 8, but there are 2 nodes of 8 devices. Correct one of the three."),
         ({"num_devices": 9, "nodes": 2, "inter": "ib_400g"}, "9 devices cannot be divided evenly over 2 nodes."),
-        ({"num_devices": 4, "devices_per_node": 8}, "devices_per_node is 8, but there are 4 devices."),
         ({"num_devices": 0}, "num_devices is 0, not a whole number from 1"),
         ({"num_devices": 2, "memory_cap_gb": 0}, "memory_cap_gb is 0"),
         ({"ssd_gb": float("nan")}, "ssd_gb is nan, not a number from 0 to"),
         ({"host_memory_gb": 1, "host_bandwidth_gb_s": 0}, "host_bandwidth_gb_s is 0, not a number above 0"),
         ({"host_bandwidth_gb_s": 9}, "host_bandwidth_gb_s is given without host_memory_gb. Give host_memory_gb, too"),
-        ({"nodes_per_domain": 2}, "1 nodes cannot be split into domains of 2"),
         ({"num_devices": 2, "memory_cap_gb": [1, 2, 3]}, "memory_cap_gb has 3 numbers for 2 devices."),
     ],
 )  # fmt: skip
@@ -140,26 +142,19 @@ def test_a_file_of_two_kinds_of_hosts(tmp_path: Path) -> None:
 def test_a_file_of_hosts_with_memory(tmp_path: Path) -> None:
     hosts = [
         {"count": 2, "devices": 2, "hardware": "simulated:h100", "host_memory_gb": 1024, "ssd_gb": 100},
-        {"count": 1, "devices": 2, "hardware": "simulated:a100_80gb", "host_memory_gb": 512, "ssd_gb": 0},
+        {"count": 1, "devices": 2, "hardware": "simulated:b200", "host_memory_gb": 512, "ssd_gb": 0},
     ]
     path = written(tmp_path, {"hosts": hosts, "inter": "ib_400g", "host_bandwidth_gb_s": 300, "ssd_bandwidth_gb_s": 7})
     found = devices_asked(hosts=path)
     assert found.machine.host_bytes == (1024 * GB, 1024 * GB, 512 * GB) and found.machine.host_gb_s == 300
     assert found.machine.ssd_bytes == (100 * GB, 100 * GB, 0) and found.machine.ssd_gb_s == 7
-    assert found.caps_bytes == (79 * GB,) * 6, "of the profiles, as the file leaves it out"
+    assert found.caps_bytes == (79 * GB,) * 4 + (178 * GB,) * 2, "of the profiles, as the file leaves it out"
+    assert found.hardware == "simulated:h100" and devices_asked(hosts=path, memory_cap_gb=64).caps_bytes[0] == 64 * GB
     for name in ("host_memory_gb", "ssd_gb", "host_bandwidth_gb_s", "ssd_bandwidth_gb_s"):
         with pytest.raises(
             BadFile, match=f"{name} is in the hosts file, but {name} is given, too. Leave one of them.*out.$"
         ):
             devices_asked(hosts=path, **{name: 7})
-
-
-def test_each_kind_has_the_memory_of_its_profile(tmp_path: Path) -> None:
-    hosts = [{"devices": 1, "hardware": "simulated:b200"}, {"devices": 1, "hardware": "simulated:a100_80gb"}]
-    path = written(tmp_path, {"hosts": hosts, "inter": "ib_400g"})
-    found = devices_asked(hosts=path)
-    assert (found.caps_bytes, found.hardware) == ((178 * GB, 79 * GB), "simulated:b200")
-    assert devices_asked(hosts=path, memory_cap_gb=64).caps_bytes == (64 * GB,) * 2
 
 
 def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
@@ -207,9 +202,3 @@ def test_a_file_and_flags_that_contradict_it(tmp_path: Path, arguments: dict[str
     with pytest.raises(BadInput) as caught:
         devices_asked(**arguments, hosts=written(tmp_path, MIXED))
     assert message in str(caught.value)
-
-
-def test_nodes_of_one_domain_have_no_link_between_domains() -> None:
-    asked: dict[str, Any] = {"num_devices": 8, "devices_per_node": 4, "intra": "nvlink_gb200", "inter": "ib_400g"}
-    assert devices_asked(**asked, nodes_per_domain=2).machine == Nodes(8, 4, 2, "nvlink_gb200")
-    assert devices_asked(**asked).machine == Nodes(8, 4, 1, "nvlink_gb200", "infiniband_ndr")

@@ -180,6 +180,6 @@ def test_what_if_and_the_planner_take_groups_of_what_they_take() -> None:
 
 
 def test_a_name_of_nothing_is_pythons_error_and_names_what_may_be_meant() -> None:
-    for name, said in (("dense_mb", "Did you mean dense_gb"), ("world_size", "Use num_devices for TorchRec's world_")):
+    for name, said in (("dense_gbs", "Did you mean dense_gb"), ("world_size", "Use num_devices for TorchRec's world_")):
         with pytest.raises(TypeError, match=f"got an unexpected keyword argument '{name}'. {said}"):
             evenshard.place(TABLES, **{name: 1})

@@ -175,14 +175,11 @@ def test_what_makes_no_sense_is_one_line(arguments: dict[str, Any], message: str
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
-def test_devices_without_memory_for_tables_are_refused() -> None:
+def test_devices_without_memory_for_tables_and_dims_that_no_kernel_takes_are_refused() -> None:
     """All memory is reserved, or taken by inputs and outputs."""
     for cap_gb in (1.0, 0.001):
         with pytest.raises(InfeasibleTask, match=r"is missing\."):
             evenshard.place(TABLES[2:4], 2, cap_gb, hardware="h100", reserved_gb=cap_gb)
-
-
-def test_dims_that_no_kernel_takes_are_refused() -> None:
     tables = [{"name": name, "num_rows": 10, "embedding_dim": dim} for name, dim in (("even", 16), ("odd", 15))]
     with pytest.raises(BadConfig, match="'odd' has embedding_dim 15, but FBGEMM's kernels need a multiple of 4"):
         evenshard.place(tables, 2, 4)

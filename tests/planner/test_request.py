@@ -20,7 +20,7 @@ from support.builders import parts_of, table
 from support.request_builders import ROOM, devices_asked, request
 
 
-def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:
+def test_optimizer_state_is_fp32_whatever_the_weights_precision_and_row_wise_in_each_part() -> None:
     one = table("a", rows=100, dim=16, bits=16)
     assert {name: state_bytes(one, name) for name in STATE_NUMBERS} == {
         "sgd": 0,
@@ -34,9 +34,6 @@ def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:
     }
     with pytest.raises(BadConfig, match=r"'lion'.*rowwise_adagrad"):
         state_bytes(one, "lion")
-
-
-def test_a_part_keeps_a_row_wise_state_of_its_own() -> None:
     asked = request(16, optimizer="rowwise_adagrad")
     task = asked.task()
     assert asked.task().table_bytes == (1000 * 16 * 4 + 1000 * 4,)

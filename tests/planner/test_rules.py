@@ -15,7 +15,7 @@ from evenshard.placement.task import TableLimits
 from evenshard.planner.rules import RULES, Rules, load_rules
 
 
-def test_all_kinds_of_rules(tmp_path: Path) -> None:
+def test_all_kinds_of_rules_and_empty_files_and_keys(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(
         "pinned: {user: 0, item: [0, 1]}\nforbidden: {clicks: 3}\nforbidden_devices: [7]\n"
         "together: [[query, title]]\napart: [[x, y], [y, z]]\npinned_nodes: {ads: 1}\n"
@@ -31,9 +31,6 @@ def test_all_kinds_of_rules(tmp_path: Path) -> None:
         {"user": ("row_wise", "data_parallel"), "item": ("table_wise",)},
         {"item": 32},
     )
-
-
-def test_an_empty_file_and_empty_keys_are_no_rules(tmp_path: Path) -> None:
     for text in ("", "# nothing\n", "pinned:\napart: []\n"):
         (tmp_path / "rules.yaml").write_text(text)
         assert load_rules(tmp_path / "rules.yaml") == Rules()
@@ -88,6 +85,9 @@ def test_the_limits_of_a_table() -> None:
     assert rules.limits("a", machine) == TableLimits(everything, frozenset({5}))
     assert rules.limits("b", machine, BY_COLUMNS) == TableLimits(frozenset({"row_wise"}), frozenset({5, 6, 7}), 16)
     assert rules.limits("c", machine, BY_COLUMNS) == TableLimits(frozenset(BY_COLUMNS))
+    rules, machine = Rules(forbidden={"a": (0,)}, forbidden_devices=(3,)), Nodes.one_node(4)
+    assert (rules.limits("a", machine).devices, rules.limits("b", machine).devices) == ({1, 2}, {0, 1, 2})
+    assert Rules().limits("a", machine).devices is None
 
 
 def test_rules_that_cannot_be_used() -> None:
@@ -110,9 +110,3 @@ def test_rules_of_tables_that_are_left() -> None:
     gone: dict[str, Any] = {"pinned": {"a": 0}, "together": [["a", "b"]], "pinned_nodes": {"a": 0}}
     left = Rules.of(**kept, **gone, apart=[["a", "b", "c"]]).of_tables({"b", "c"})
     assert left == Rules.of(**kept, apart=[["b", "c"]])
-
-
-def test_forbidden_devices_of_a_table_and_of_all_tables() -> None:
-    rules, machine = Rules(forbidden={"a": (0,)}, forbidden_devices=(3,)), Nodes.one_node(4)
-    assert (rules.limits("a", machine).devices, rules.limits("b", machine).devices) == ({1, 2}, {0, 1, 2})
-    assert Rules().limits("a", machine).devices is None

@@ -24,6 +24,7 @@ from evenshard.search.space import SearchSpace, choices_of, parts_of
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.tables.table import Table
 from support.convex_builders import random_model
+from support.search_builders import random_choice
 
 DEVICES = 4
 H200, A100, LEARNED = "h200", "a100_80gb", "learned"
@@ -42,13 +43,6 @@ def costs_of(kinds: Sequence[str], nodes: int = 1, pipeline: str = "", room_byte
         for kind in kinds
     ]
     return PartCosts(task, of_kinds, [at % len(kinds) for at in range(DEVICES)], links, pipeline or None)
-
-
-def random_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choice:
-    """Any option, anywhere."""
-    number = int(rng.integers(space.table.num_options_G[group]))
-    option = space.option(group, number)
-    return Choice(number, tuple(rng.permutation(DEVICES // option.span)[: len(option.shards)].tolist()))
 
 
 def random_placements(space: SearchSpace, count: int, rng: np.random.Generator) -> list[list[Choice]]:

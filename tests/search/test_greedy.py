@@ -139,14 +139,10 @@ def test_memory_at_a_price_keeps_on_devices_what_is_looked_up_most(share: float)
     assert kernels[0] != FUSED == kernels[-1]
 
 
-def rules_of(starts: GreedyStarts) -> dict[str, Placed]:
-    return {one.start.rule: one for one in starts.make_rules()}
-
-
 def test_rules_of_thumb_are_what_they_say() -> None:
     """Four tables on two nodes of two devices, which may be of every type."""
     starts = starts_of(costs_of(BY_HAND, TWO_NODES, limits=of_types(BY_HAND, *SHARDING_TYPES)))
-    rules, of_task = rules_of(starts), starts.space.task
+    rules, of_task = {one.start.rule: one for one in starts.make_rules()}, starts.space.task
 
     def types(rule: str) -> list[str]:
         return list(types_of(of_task, parts_of_start(starts, rules[rule])).values())

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.base.units import BYTES_PER_GB as GB
-from evenshard.base.units import missing_text
 from evenshard.placement.sharding import ROW_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.search.infeasibility import find_reason, no_device_error, require_feasible
@@ -103,24 +102,14 @@ def test_the_first_reason_is_told(of_task: ShardingTask, reason: str) -> None:
     assert why(of_task).startswith(reason)
 
 
-def test_a_possible_task_has_no_reason() -> None:
+def test_a_possible_task_and_a_table_that_may_be_cut_have_no_reason() -> None:
     assert not why(gb_task([4, 4]))
     assert not why(limited(gb_task([2, 1, 1, 1]), **PINNED))
     assert not why(limited(gb_task([0.1] * 6, devices=4), apart=((0, 1, 2, 3),)))
     assert not why(limited(gb_task([1, 2, 3]), together=((0, 1),), apart=((0, 2),), table_optimizers={"t0": "adagrad"}))
-
-
-def test_a_table_that_may_be_cut_is_not_too_large() -> None:
     assert not why(gb_task([5, 1]), cut=0)
     assert why(gb_task([5, 1]), cut=1) == why(gb_task([5, 1]))
     assert "the tables need at least 10.00 GB" in why(gb_task([3, 3, 3, 1]), cut=2)
-
-
-def test_what_is_missing_is_rounded_up() -> None:
-    assert [missing_text(size) for size in (3, 2**20, GB // 2, GB, GB + 1)] == [
-        "3 bytes are missing",
-        *(f"{size} is missing" for size in ("1.00 MB", "0.50 GB", "1.00 GB", "1.01 GB")),
-    ]
 
 
 def test_names_are_cut_and_steer_no_terminal() -> None:
@@ -136,4 +125,6 @@ def test_no_room_names_the_devices_allowed_and_what_must_stay_apart() -> None:
     of_task = limited(task(sized(1, 1, 1), 3, cap=20), allowed=(only(0, 2), None, None), apart=((0, 1, 2),))
     allowed, apart = (str(no_device_error(of_task, *one)) for one in (([0], [20, 0, 18]), ([1], [4, 4, 20])))
     assert "no device of those allowed (devices 0, 2) has more than" in allowed
+    free = no_device_error(gb_task([1, 2]), [1], [3 * GB, 5 * GB // 2])
+    assert "table t1 needs 2.00 GB, but no device has more than 1.50 GB left (cap 4.00 GB each)" in str(free)
     assert "all devices with enough memory hold tables to keep apart from it" in apart

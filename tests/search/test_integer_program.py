@@ -16,28 +16,18 @@ from support.builders import capped, sized, task
 from support.constraint_builders import any_placement, legal_placements, limited, limited_tasks
 
 
-def test_values_cost_least_within_the_limits() -> None:
-    program = IntegerProgram()
-    cheap, dear = program.variable(5), program.variable(5)
-    program.limit([(cheap, 2)], most=5)
-    program.equate([(cheap, 1), (dear, 1)], constant=4)
-    assert program.solve(10.0, costs=[1, 3]) == Solution([2, 2])
-
-
-def test_limits_without_values_are_a_proof() -> None:
-    """2 a + 2 b = 3 has a solution in fractions alone."""
-    program = IntegerProgram()
-    both = [program.variable(), program.variable()]
-    program.equate([(one, 2) for one in both], constant=3)
-    assert program.solve(10.0) == Solution(is_infeasible=True)
-
-
-def test_without_variables_only_constants_count() -> None:
-    possible, impossible = IntegerProgram(), IntegerProgram()
+def test_values_cost_least_within_the_limits_and_limits_without_values_are_a_proof() -> None:
+    """2 a + 2 b = 3 has a solution in fractions alone; without variables, only constants count."""
+    costly, odd, possible, impossible = (IntegerProgram() for _ in range(4))
+    cheap, dear = costly.variable(5), costly.variable(5)
+    costly.limit([(cheap, 2)], most=5)
+    costly.equate([(cheap, 1), (dear, 1)], constant=4)
+    assert costly.solve(10.0, costs=[1, 3]) == Solution([2, 2])
+    odd.equate([(odd.variable(), 2), (odd.variable(), 2)], constant=3)
     possible.limit([], most=0)
     impossible.limit([], least=1)
     assert possible.solve(10.0) == Solution()
-    assert impossible.solve(10.0) == Solution(is_infeasible=True)
+    assert odd.solve(10.0) == impossible.solve(10.0) == Solution(is_infeasible=True)
 
 
 @pytest.mark.parametrize(("room", "fits"), [(10**11, True), (10**11 - 10**4, False)])

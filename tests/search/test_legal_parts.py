@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, permutations, product
 
@@ -57,92 +58,67 @@ def types_of(asked: ShardingTask, parts: tuple[TablePart, ...]) -> list[str]:
 # By hand: 10 rows of 8 columns in fp32 are 320 bytes ------------------------------------------------------------------
 
 
-def test_tables_that_fit_whole_stay_whole() -> None:
-    asked = task(table("a"), table("b"), room=320)
-    assert types_of(asked, legal_parts(asked)) == [TABLE_WISE, TABLE_WISE]
+COLUMNS, REPLICATED = TableLimits(frozenset(BY_COLUMNS)), TableLimits(frozenset({DATA_PARALLEL}))
+BOTH = [TABLE_WISE, TABLE_WISE]
+GRID_OR_ROWS = (TABLE_WISE, GRID_SHARD, TABLE_ROW_WISE)
 
 
-def test_columns_are_cut_in_as_few_parts_as_there_is_room_for() -> None:
-    asked = task(table(dim=16), room=330, types=BY_COLUMNS)
-    parts = legal_parts(asked)
-    assert [part.columns for part in parts] == [(0, 8), (8, 16)]
-    check_sharding(asked, parts)
-
-
-def test_rows_follow_the_room_that_is_left() -> None:
-    asked = task(table(rows=12), room=(200, 100, 80, 32), types=(TABLE_WISE, ROW_WISE))
-    parts = legal_parts(asked)
-    assert types_of(asked, parts) == [ROW_WISE]
-    assert {part.device: part.rows.size for part in parts} == {0: 6, 1: 3, 2: 2, 3: 1}  # 32 bytes a row: 12 exactly
+@pytest.mark.parametrize(
+    ("asked", "types", "used"),
+    [
+        (task(table("a"), table("b"), room=320), BOTH, [320, 320, 0, 0]),
+        # Columns are cut in as few parts as there is room for, or in two where they must be cut.
+        (task(table(dim=16), room=330, types=BY_COLUMNS), [COLUMN_WISE], [320, 320, 0, 0]),
+        (task(table(dim=16), room=5000, types=(COLUMN_WISE,)), [COLUMN_WISE], [320, 320, 0, 0]),
+        (task(table(dim=16), room=(320, 160, 160, 0), limits=(COLUMNS,)), [COLUMN_WISE], [320, 160, 160, 0]),
+        # Rows follow the room that is left: 32 bytes a row, 12 exactly.
+        (task(table(rows=12), room=(200, 100, 80, 32), types=(TABLE_WISE, ROW_WISE)), [ROW_WISE], [192, 96, 64, 32]),
+        (task(table(), room=320, machine=Nodes.one_node(1), types=(ROW_WISE,)), [TABLE_WISE], [320]),
+        # Rows of a node are on the node that has room; a grid takes what no node holds, 640 bytes where one has 340.
+        (task(table(), room=(170, 100, 160, 160), machine=TWO_NODES, types=(TABLE_WISE, TABLE_ROW_WISE)),
+         [TABLE_ROW_WISE], [160, 160, 0, 0]),
+        (task(table(dim=16), room=170, machine=TWO_NODES, types=GRID_OR_ROWS), [GRID_SHARD], [160] * 4),
+        # A replica takes its bytes of every device.
+        (task(table("a"), table("b"), room=640, limits=(REPLICATED, TableLimits())), [DATA_PARALLEL, TABLE_WISE],
+         [640, 320, 320, 320]),
+        # Row-wise Adagrad keeps 4 bytes a row in each part by columns: 10 x (16 + 4) for four columns of ten rows.
+        (task(table(), room=200, optimizer="rowwise_adagrad", types=BY_COLUMNS), [COLUMN_WISE], [200, 200, 0, 0]),
+    ],
+)  # fmt: skip
+def test_tables_are_cut_no_more_than_the_room_demands(asked: ShardingTask, types: list[str], used: list[int]) -> None:
+    for parts in (quick_parts(asked), legal_parts(asked)):
+        assert parts is not None and types_of(asked, parts) == types
+        check_sharding(asked, parts)
+        assert sorted(used_bytes(asked, parts), reverse=True) == used
 
 
 def test_rows_over_all_devices_of_two_nodes_are_on_each_of_them() -> None:
     asked = task(table(rows=12), room=(300, 100, 80, 32), machine=TWO_NODES, types=(ROW_WISE,))
     assert {part.device for part in legal_parts(asked)} == {0, 1, 2, 3}
-    nothing_left = task(table(rows=12), room=(384, 100, 80, 31), machine=TWO_NODES, types=(ROW_WISE,))
-    with pytest.raises(InfeasibleTask, match=r"^no placement fits"):
-        legal_parts(nothing_left)
 
 
-def test_rows_of_a_node_are_on_the_node_that_has_room() -> None:
-    asked = task(table(), room=(170, 100, 160, 160), machine=TWO_NODES, types=(TABLE_WISE, TABLE_ROW_WISE))
-    parts = legal_parts(asked)
-    assert types_of(asked, parts) == [TABLE_ROW_WISE]
-    assert {part.device for part in parts} == {2, 3}
+WIDE = TableLimits(frozenset(BY_COLUMNS), min_columns=8)
 
 
-def test_a_grid_takes_what_no_node_holds() -> None:
-    asked = task(table(dim=16), room=170, machine=TWO_NODES, types=(TABLE_WISE, GRID_SHARD, TABLE_ROW_WISE))
-    parts = legal_parts(asked)  # 640 bytes, 340 a node
-    assert types_of(asked, parts) == [GRID_SHARD]
-    assert used_bytes(asked, parts) == [160] * 4
-
-
-def test_parts_keep_the_fewest_columns() -> None:
-    narrow, wide = (
-        task(table(dim=16), room=(320, 160, 160, 0), limits=(TableLimits(frozenset(BY_COLUMNS), min_columns=fewest),))
-        for fewest in (4, 8)
-    )
-    assert sorted(part.columns.size for part in legal_parts(narrow)) == [4, 4, 8]
-    with pytest.raises(InfeasibleTask, match="hold 8 of its 16 columns, in shards of at least 8"):
-        legal_parts(wide)
-
-
-def test_a_table_that_may_only_be_replicated_takes_its_bytes_of_every_device() -> None:
-    replicated, other = TableLimits(frozenset({DATA_PARALLEL})), TableLimits()
-    asked = task(table("a"), table("b"), room=640, limits=(replicated, other))
-    assert used_bytes(asked, legal_parts(asked)) == [640, 320, 320, 320]
-    with pytest.raises(InfeasibleTask, match=r"replicas of 'a', .* need .* on every device; device 2 has"):
-        legal_parts(task(table("a"), room=(320, 320, 319, 320), limits=(replicated,)))
-
-
-def test_optimizer_state_of_each_part_counts() -> None:
-    """Row-wise Adagrad keeps 4 bytes a row in each part by columns: 10 x (16 + 4) for four columns of ten rows."""
-    for room, fits in ((200, True), (199, False)):
-        asked = task(table(), room=room, optimizer="rowwise_adagrad", types=BY_COLUMNS)
-        if fits:
-            assert used_bytes(asked, legal_parts(asked)) == [200, 200, 0, 0]
-        else:
-            with pytest.raises(InfeasibleTask, match="hold 0 of its 8 columns"):
-                legal_parts(asked)
-
-
-def test_three_tables_apart_on_two_devices_are_a_matter_of_rules_not_of_memory() -> None:
-    tables = (table("a"), table("b"), table("c"))
-    asked = task(*tables, room=10**6, machine=Nodes.one_node(2), apart=((0, 1, 2),))
-    with pytest.raises(InfeasibleTask, match="tables a, b, c must stay apart, but there are only 2 devices"):
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (task(table(rows=12), room=(384, 100, 80, 31), machine=TWO_NODES, types=(ROW_WISE,)), "^no placement fits"),
+        (task(table(dim=16), room=(320, 160, 160, 0), limits=(WIDE,)),
+         "hold 8 of its 16 columns, in shards of at least 8"),
+        (task(table("a"), room=(320, 320, 319, 320), limits=(REPLICATED,)),
+         "replicas of 'a', .* need .* on every device; device 2 has"),
+        (task(table(), room=199, optimizer="rowwise_adagrad", types=BY_COLUMNS), "hold 0 of its 8 columns"),
+        (task(table("a"), table("b"), table("c"), room=10**6, machine=Nodes.one_node(2), apart=((0, 1, 2),)),
+         "tables a, b, c must stay apart, but there are only 2 devices"),
+        (task(replace(table("s"), pooling="none"), room=10**6, machine=TWO_NODES, types=(TABLE_ROW_WISE, GRID_SHARD)),
+         "^table 's' allows only table_row_wise or grid_shard sharding, but its lookups are not pooled. Allow another "
+         "sharding type, or drop one of these rules.$"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_placed_is_refused_with_the_rule_or_the_memory(asked: ShardingTask, why: str) -> None:
+    with pytest.raises(InfeasibleTask, match=why):
         legal_parts(asked)
-
-
-def test_rules_that_contradict_each_other_are_named() -> None:
-    sequence = Table("s", 10, 8, 2.0, pooling="none")
-    asked = task(sequence, room=10**6, machine=TWO_NODES, types=(TABLE_ROW_WISE, GRID_SHARD))
-    with pytest.raises(InfeasibleTask) as caught:
-        legal_parts(asked)
-    assert str(caught.value) == (
-        "table 's' allows only table_row_wise or grid_shard sharding, but its lookups are not pooled. Allow another "
-        "sharding type, or drop one of these rules."
-    )
 
 
 def test_items_are_built_once_for_every_size_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +140,6 @@ def test_items_are_built_once_for_every_size_of_memory(monkeypatch: pytest.Monke
         assert PackedItems.of(asked, known=known).memory_D.tolist() == [room] * 4
     assert [found is None for found in answers] == [True, False, False, False]
     assert answers == [quick_parts(task(*tables, room=room, machine=TWO_NODES)) for room in (100, 640, 700, 5_000)]
-
-
-def test_one_device_knows_no_types() -> None:
-    asked = task(table(), room=320, machine=Nodes.one_node(1), types=(ROW_WISE,))
-    check_sharding(asked, legal_parts(asked))
 
 
 # Against all placements of small tasks --------------------------------------------------------------------------------
@@ -261,9 +232,3 @@ def test_a_placement_is_legal_and_a_refusal_is_true(asked: ShardingTask) -> None
         return
     check_sharding(asked, parts)
     assert can_be_placed(asked)
-
-
-def test_columns_that_must_be_cut_are_cut_in_two_where_one_device_has_room_for_all() -> None:
-    asked = task(table(dim=16), room=5000, types=(COLUMN_WISE,))
-    for parts in (quick_parts(asked), legal_parts(asked)):
-        assert parts is not None and [part.columns.size for part in parts] == [8, 8]

@@ -29,7 +29,7 @@ from evenshard.search.sharding_option import Choice, arrays_of, edits_of
 from evenshard.search.space import SearchSpace, choices_of, parts_of, parts_of_group
 from evenshard.tables.table import Table
 from support import search_builders
-from support.search_builders import GB, some_tables
+from support.search_builders import GB, random_choice, some_tables
 
 SHORT = PlanSearchEffort(changes=8_000)
 WHOLE = TableLimits(frozenset({TABLE_WISE}))
@@ -106,7 +106,7 @@ def test_chains_know_the_moved_bytes_of_changes() -> None:
     """Changes that are tried out, and made, count as placements that are filled anew."""
     costs, rng = costs_of(some_tables(6, 6), 4), np.random.default_rng(0)
     space = SearchSpace(costs)
-    before = parts_by_table(costs.task, parts_of(space, [any_choice(space, group, rng) for group in range(6)]))
+    before = parts_by_table(costs.task, parts_of(space, [random_choice(space, group, rng) for group in range(6)]))
     moves = Moves(space, EarlierPlacement({name: tuple(own) for name, own in before.items()}, costs.task.machine))
     placer = GreedyPlacer(space)
     option_NG = np.repeat(moves.home_G[None], 3, axis=0)
@@ -125,23 +125,20 @@ def test_chains_know_the_moved_bytes_of_changes() -> None:
     assert moves.weigh(np.array([5, 20]), overflow=3.0).tolist() == pytest.approx(weights)
 
 
-def test_of_placements_that_take_as_long_the_one_that_moves_less_is_the_answer() -> None:
+def test_of_placements_that_take_as_long_or_part_tables_the_one_that_moves_least_is_the_answer() -> None:
     tables = [Table("a", 10**6, 64, 5.0), Table("b", 10**6, 64, 5.0)]
     _, found = near(costs_of(tables, 2, WHOLE), earlier(placed(tables, (1, 0)), 2))
     assert found.moved_bytes == 0
+    tables = [table("a", 1), table("b", 0.5), table("c", 2)]
+    before = earlier(placed(tables, (0, 0, 1)), 2)
+    _, found = near(costs_of(tables, 2, WHOLE, apart=((0, 1),)), before, 0.5 * GB)
+    assert {part.table: part.device for part in found.best.parts} == {"a": 0, "b": 1, "c": 1}
 
 
 def any_machine(rng: np.random.Generator) -> Nodes:
     nodes, each = int(rng.choice([1, 2, 3])), int(rng.choice([1, 2, 4]))
     inter = "ib_400g" if nodes > 1 else ""
     return Nodes(nodes * each, each, inter=inter, host_bytes=(64 * GB,) * nodes)
-
-
-def any_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choice:
-    number = int(rng.integers(space.table.num_options_G[group]))
-    option = space.option(group, number)
-    places = rng.permutation(space.task.num_devices // option.span)[: len(option.shards)]
-    return Choice(number, tuple(places.tolist()))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -156,11 +153,11 @@ def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None
         SearchSpace(costs_of(tables, one.num_devices, machine=one, **more), offloads=True)
         for one in (any_machine(rng), any_machine(rng))
     )
-    before = parts_by_table(old.task, parts_of(old, [any_choice(old, at, rng) for at in range(len(old.groups))]))
+    before = parts_by_table(old.task, parts_of(old, [random_choice(old, at, rng) for at in range(len(old.groups))]))
     kept = {name: tuple(before[name]) for name in optimizers}
     was = EarlierPlacement(kept, old.task.machine, optimizers)
     moves = Moves(new, was)
-    found = [(group, any_choice(new, group, rng)) for group in range(len(new.groups)) for _ in range(30)]
+    found = [(group, random_choice(new, group, rng)) for group in range(len(new.groups)) for _ in range(30)]
     expected = [
         sum(
             shard.moved_bytes
@@ -170,13 +167,6 @@ def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None
         for group, choice in found
     ]
     assert moves.count_bytes(*places_of(moves, *found)).tolist() == expected
-
-
-def test_tables_that_are_to_stay_apart_now_part_with_the_fewest_bytes() -> None:
-    tables = [table("a", 1), table("b", 0.5), table("c", 2)]
-    before = earlier(placed(tables, (0, 0, 1)), 2)
-    _, found = near(costs_of(tables, 2, WHOLE, apart=((0, 1),)), before, 0.5 * GB)
-    assert {part.table: part.device for part in found.best.parts} == {"a": 0, "b": 1, "c": 1}
 
 
 def test_groups_return_home_as_far_as_the_bound_demands() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import FUSED_UVM_CACHING, USUAL_KERNELS, Storage, TablePart, whole_part
+from evenshard.placement.parts import FUSED_UVM_CACHING, USUAL_KERNELS, Storage, whole_part
 from evenshard.placement.placement import Placement, check_sharding
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import TableLimits, used_bytes
@@ -149,12 +149,6 @@ def short_costs(
     machine = Nodes(devices, devices // nodes, inter=inter, host_bytes=(int(host_gb * GB),) * nodes)
     changes.setdefault("kernels", USUAL_KERNELS)
     return costs_of(tables, machine, int(room_gb * GB), "h100", **changes)
-
-
-def searched(costs: PartCosts, effort: PlanSearchEffort = SHORT) -> tuple[TablePart, ...]:
-    parts = PlanSearch(costs, effort).run().best.parts
-    check_sharding(costs.task, parts)
-    return parts
 
 
 def test_without_host_memory_there_is_no_option() -> None:

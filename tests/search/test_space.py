@@ -159,7 +159,7 @@ def types_of(space: SearchSpace, group: int) -> set[str]:
     return {option.sharding_type for option in space.options(group)}
 
 
-def test_known_placements_add_options_of_odd_widths() -> None:
+def test_known_placements_add_options_of_odd_widths_but_none_of_types_that_are_not_allowed() -> None:
     space = space_of(replace(CUT, name="first"), CUT)
     before, counts = space.table, space.table.num_options_G.tolist()
     widths = [64, 64, 32]
@@ -172,9 +172,6 @@ def test_known_placements_add_options_of_odd_widths() -> None:
     of_second = before.shard_A[before.first_O[before.first_option_G[1]] :]
     assert space.table.shard_A[space.table.first_O[space.table.first_option_G[1]] :].tolist() == of_second.tolist()
     assert space.shard_arrays.row_C.max() < len(space.lookups.columns_KPH[0])
-
-
-def test_placements_that_no_option_stands_for_add_none() -> None:
     space = space_of(CUT, types=frozenset({COLUMN_WISE, ROW_WISE}))
     count = space.table.num_options_G[0]
     assert space.find_or_add_option(0, DATA_PARALLEL, [160], ON_DEVICE) is None

@@ -16,15 +16,12 @@ from support.builders import BATCH_SIZE, READ_ONCE, some_tables, table, task
 POOL = some_tables(12)
 
 
-def test_the_21_features_of_a_table_by_hand() -> None:
+def test_the_21_features_by_hand_where_counted_and_uncounted_tables_each_get_their_own_bins() -> None:
     bins = (0.25, 0.75) + (0.0,) * 15
     one = replace(table(rows=1000, dim=16, pooling=2.25, bits=16), reuse_bins=bins)
     expected = [4.0, 3.0, 1.5, np.log10(32_000), *bins]
     np.testing.assert_allclose(raw_features_TF([one], BATCH_SIZE), [expected])
     assert NUM_FEATURES == 21
-
-
-def test_counted_and_uncounted_tables_among_each_other_each_get_their_own_bins() -> None:
     bins = (0.25, 0.75) + (0.0,) * 15
     pool = [replace(one, reuse_bins=bins if number % 2 else None) for number, one in enumerate(POOL)]
     for one, found in zip(pool, raw_features_TF(pool, BATCH_SIZE), strict=True):

@@ -17,9 +17,11 @@ from evenshard.placement.parts import Span
 from evenshard.placement.placement import check_placement, check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.planner.baselines import BASELINES, TORCHREC
+from evenshard.sharders.catalog import HEURISTICS, LEARNED, SHARDERS, Resources, Sharder, entry, label_of, sharder
+from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import Sharder
 from evenshard.sharders.simple import (
     GreedySharder,
     RandomSharder,
@@ -31,6 +33,7 @@ from evenshard.sharders.simple import (
     single_cost_sharder,
 )
 from evenshard.tables.table import Table
+from support import convex_builders
 from support.builders import BATCH_SIZE, cost_net, policy, sized, some_tables, split_by, table, task
 
 TABLES = some_tables(10)
@@ -94,7 +97,7 @@ def test_random_is_uniform_with_a_stream_per_seed_and_task() -> None:
     assert RandomSharder(0).place(first) != RandomSharder(1).place(first)
 
 
-def test_greedy_by_hand() -> None:
+def test_greedy_by_hand_passes_over_a_full_device_however_light_it_is() -> None:
     """5 | 4 | then 3 and 3 to the lighter one each time: 5 + 3 | 4 + 3."""
     weights = {"s0": 3.0, "s1": 5.0, "s2": 4.0, "s3": 3.0}
     greedy = GreedySharder("by_hand", lambda one: weights[one.name])
@@ -104,11 +107,7 @@ def test_greedy_by_hand() -> None:
     # Between equally loaded devices, the emptier takes the table.
     weightless = GreedySharder("weightless", lambda one: 0.0)
     assert split_by(weightless.place(task(sized(6, 3, 2, 1), devices=2))) == {(0,), (1, 2, 3)}
-
-
-def test_greedy_passes_over_a_full_device_however_light_it_is() -> None:
-    weights = {"s0": 1.0, "s1": 9.0, "s2": 8.0}
-    greedy = GreedySharder("by_hand", lambda one: weights[one.name])
+    weights.update(s0=1.0, s1=9.0, s2=8.0)
     assert greedy.place(task(sized(1, 1, 9), devices=2, cap=4 * 10)).device_of_table == (1, 0, 1)
     assert greedy.place(task(sized(2, 1, 9), devices=2, cap=4 * 10)).device_of_table == (0, 0, 1)
 
@@ -163,7 +162,7 @@ def test_what_a_table_can_be() -> None:
     assert set(possible_types(task_on(Nodes.one_node(2)), 0)) == sequence | {"column_wise"}
 
 
-def test_every_type_is_drawn_and_every_placement_is_legal() -> None:
+def test_every_type_is_drawn_and_every_placement_is_legal_within_the_limits_of_tables() -> None:
     of_task, rng, seen = task_on(TWO_NODES), np.random.default_rng(0), set()
     for _ in range(60):
         parts = random_sharding(of_task, SHARDING_TYPES, rng)
@@ -171,9 +170,6 @@ def test_every_type_is_drawn_and_every_placement_is_legal() -> None:
         by_table = parts_by_table(of_task, parts)
         seen |= {sharding_type(by_table[one.name], one, TWO_NODES) for one in MIXED}
     assert seen >= set(SHARDING_TYPES) - {"table_column_wise"}  # its parts are read as column_wise
-
-
-def test_limits_of_a_table_are_kept() -> None:
     limits = (TableLimits(types=frozenset({"row_wise"})), *(TableLimits(),) * 4)
     of_task, rng = replace(task_on(TWO_NODES), limits=limits), np.random.default_rng(0)
     assert possible_types(of_task, 0) == ("row_wise",)
@@ -193,3 +189,36 @@ def test_rows_and_columns_are_cut_as_torchrec_does() -> None:
     assert cuts == {(12, 8), (8, 8, 4), (8, 4, 4, 4)}
     with pytest.raises(InfeasibleTask, match="needs"):
         random_sharding(task_on(TWO_NODES, room=10), SHARDING_TYPES, np.random.default_rng(0))
+
+
+# The table of sharders ----------------------------------------------------------------------------------------------
+
+OF_FOUR = task(some_tables(4))
+DREAMSHARD = DreamShardSharder(cost_net(), policy(), convex_builders.NORMALIZER)
+RESOURCES = Resources(
+    single_cost_ms=dict.fromkeys((table.name for table in OF_FOUR.tables), 1.0),
+    policy=DREAMSHARD,
+    cost_model=convex_builders.random_model(),
+)
+
+
+@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.can_use(RESOURCES) and not one.package])
+def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> None:
+    built = sharder(name, RESOURCES)
+    assert built.name == name
+    assert len(built.place(OF_FOUR).device_of_table) == 4
+
+
+def test_what_a_sharder_needs_decides_who_asks_it() -> None:
+    assert HEURISTICS == ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
+    assert TORCHREC == ("torchrec_planner", "torchrec_planner_perf")
+    assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full", "best_rule_of_thumb") == BASELINES
+    in_loop = [one.name for one in SHARDERS if one.in_loop]
+    assert in_loop == [*HEURISTICS, "single_cost_greedy", *LEARNED, "evenshard"]
+    assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy"]
+    assert [one.name for one in SHARDERS if one.is_learned] == [*LEARNED, "evenshard"]
+    assert [one.name for one in SHARDERS if one.in_loop and one.can_use(Resources())] == list(HEURISTICS)
+    assert not entry("autoshard").can_use(RESOURCES), "the policy is another one's"
+    assert entry("dreamshard").can_use(RESOURCES) and sharder("dreamshard", RESOURCES) is DREAMSHARD
+    assert isinstance(sharder("evenshard", RESOURCES), EvenshardSharder)
+    assert (label_of("size_greedy"), label_of("a_former_sharder")) == ("greedy by size", "a former sharder")

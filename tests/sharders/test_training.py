@@ -17,13 +17,10 @@ from evenshard.sharders.training import (
 )
 
 
-def test_standardised_returns_by_hand() -> None:
+def test_standardised_returns_by_hand_and_those_that_are_alike_divide_nothing_by_zero() -> None:
     torch.testing.assert_close(standardise_B(torch.tensor([-1.0, -5.0])), torch.tensor([1.0, -1.0]))
     expected = torch.tensor([-1.5, -0.5, 0.5, 1.5]) / 1.25**0.5
     torch.testing.assert_close(standardise_B(torch.tensor([1.0, 2.0, 3.0, 4.0])), expected)
-
-
-def test_returns_that_are_all_alike_teach_nothing_and_divide_nothing_by_zero() -> None:
     for returns in ([-3.0], [7.0, 7.0, 7.0]):
         assert standardise_B(torch.tensor(returns)).tolist() == [0.0] * len(returns)
 
@@ -32,19 +29,11 @@ EVERYWHERE = torch.ones(1, 3, dtype=torch.bool)
 
 
 def test_degree_of_balance_by_hand() -> None:
-    costs_BD = torch.tensor([[2.0, 4.0, 8.0], [3.0, 3.0, 3.0], [0.0, 5.0, 5.0]])
-    assert degree_of_balance_B(costs_BD, EVERYWHERE.expand(3, 3)).tolist() == [0.25, 1.0, 0.0]
-
-
-def test_devices_the_task_does_not_have_neither_lag_nor_lead() -> None:
-    costs_BD = torch.tensor([[2.0, 4.0, 0.0], [2.0, 4.0, 9.0]])
-    mask_BD = torch.tensor([[True, True, False]] * 2)
+    """Devices that the task does not have neither lag nor lead; a cost predicted below zero counts as zero."""
+    costs_BD = torch.tensor([[2.0, 4.0, 8.0], [3.0, 3.0, 3.0], [0.0, 5.0, 5.0], [-1.0, 2.0, 4.0], [0.0, 0.0, -3.0]])
+    assert degree_of_balance_B(costs_BD, EVERYWHERE.expand(5, 3)).tolist() == [0.25, 1.0, 0.0, 0.0, 1.0]
+    costs_BD, mask_BD = torch.tensor([[2.0, 4.0, 0.0], [2.0, 4.0, 9.0]]), torch.tensor([[True, True, False]] * 2)
     assert degree_of_balance_B(costs_BD, mask_BD).tolist() == [0.5, 0.5]
-
-
-def test_a_cost_predicted_below_zero_counts_as_zero_and_zeros_divide_nothing() -> None:
-    assert degree_of_balance_B(torch.tensor([[-1.0, 2.0, 4.0]]), EVERYWHERE).tolist() == [0.0]
-    assert degree_of_balance_B(torch.tensor([[0.0, 0.0, -3.0]]), EVERYWHERE).tolist() == [1.0]
 
 
 def test_overflow_is_that_of_the_fullest_device_never_a_bonus_and_taken_off_the_balance() -> None:

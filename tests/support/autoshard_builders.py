@@ -9,7 +9,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
-from support.builders import BATCH_SIZE, sized, some_tables, task
+from support.builders import BATCH_SIZE, seeded, sized, some_tables, task
 
 TABLES = some_tables(14)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
@@ -35,11 +35,9 @@ class AdditiveShardModel:
         return sums[..., 0]
 
 
-def shard_net(seed: int = 0) -> AutoShardCostNet:
+def shard_net(seed: int = 0, scale_ms: float = 1.0) -> AutoShardCostNet:
     """An untrained cost network whose costs are above 0, most of them."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        net = AutoShardCostNet()
+    net = seeded(AutoShardCostNet, seed, scale_ms)
     last = net.cost_head[-1]
     assert isinstance(last, nn.Linear)
     with torch.no_grad():
@@ -50,10 +48,7 @@ def shard_net(seed: int = 0) -> AutoShardCostNet:
 
 def balance_policy(seed: int = 0, scale_ms: float = 1.0) -> AutoShardPolicy:
     """An untrained policy with opinions: its logits differ by units between devices and between steps."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        net = AutoShardPolicy()
-    net.cost_scale_ms.fill_(scale_ms)
+    net = seeded(AutoShardPolicy, seed, scale_ms)
     with torch.no_grad():
         for weight in (*net.head.parameters(), *net.head_of_device.parameters(), *net.lstm.parameters()):
             weight.mul_(3.0)

@@ -16,13 +16,15 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
+from evenshard.sharders.autoshard.env import AutoShardCostNet
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy
 from evenshard.sharders.dreamshard.env import CostNet, Policy
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
 
-Net = TypeVar("Net", DreamShardCostNet, DreamShardPolicy)
+Net = TypeVar("Net", DreamShardCostNet, DreamShardPolicy, AutoShardCostNet, AutoShardPolicy)
 
 BATCH_SIZE = 64
 ROOMY = 10**12
@@ -196,23 +198,37 @@ class AdditiveCostNet:
         return total_BD.masked_fill(~device_mask_BD, -torch.inf).amax(dim=1)
 
 
+class ByPredictedCost:
+    """A policy by hand: a factor on the predicted costs of a device."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(features), 1)
+
+    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        return self._factor * costs.sum(dim=-1)
+
+
 # Networks ------------------------------------------------------------------------------------------------------------
 
 
 def cost_net(seed: int = 0, scale_ms: float = 3.0) -> DreamShardCostNet:
     """An untrained cost network that is not all the same everywhere."""
-    return _initialised(DreamShardCostNet, seed, scale_ms)
+    return seeded(DreamShardCostNet, seed, scale_ms)
 
 
 def policy(seed: int = 0, scale_ms: float = 3.0) -> DreamShardPolicy:
     """An untrained policy with opinions: its logits differ by several units between devices."""
-    net = _initialised(DreamShardPolicy, seed, scale_ms)
+    net = seeded(DreamShardPolicy, seed, scale_ms)
     with torch.no_grad():
         net.device_head.weight.mul_(5.0)
     return net
 
 
-def _initialised(kind: type[Net], seed: int, scale_ms: float) -> Net:
+def seeded(kind: type[Net], seed: int, scale_ms: float) -> Net:
+    """An untrained network."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = kind()

@@ -83,3 +83,10 @@ def least_ms(space: SearchSpace) -> float:
     per_group = [list(all_choices(space, group)) for group in range(len(space.groups))]
     chains = chains_of(space, list(product(*per_group)))
     return float(chains.cost_N[chains.overflow_N == 0].min())
+
+
+def random_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choice:
+    """Any option, anywhere."""
+    number = int(rng.integers(space.table.num_options_G[group]))
+    option = space.option(group, number)
+    return Choice(number, tuple(rng.permutation(space.task.num_devices // option.span)[: len(option.shards)].tolist()))

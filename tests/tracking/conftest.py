@@ -1,10 +1,13 @@
-"""The registry of a test file, whose fixture ``root`` fills it."""
+"""An empty MLflow, and the registry of a test file, whose fixture ``root`` fills it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from support.tracking_builders import empty_mlflow
 
 
 @pytest.fixture
@@ -13,3 +16,9 @@ def registry(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     return root
+
+
+@pytest.fixture
+def client(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")  # MLflow keeps what a name once meant
+    return empty_mlflow(workdir)

@@ -12,15 +12,9 @@ import pytest
 from evenshard import tracking
 from evenshard.tracking.descriptions import NOTE, model_description
 from evenshard.tracking.pyfunc import build_serving_code
-from support.tracking_builders import empty_mlflow, parts_of, runs_of, write_costs, write_model
+from support.tracking_builders import parts_of, runs_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 1}}
-
-
-@pytest.fixture
-def client(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
-    return empty_mlflow(workdir)
 
 
 def evaluated(folder: Path, seed: int = 0, commit: str = "abc") -> Path:

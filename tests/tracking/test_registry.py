@@ -31,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_our_own_classes_read_a_version_again(registry: Path) -> None:
+def test_our_own_classes_read_a_version_again_that_says_where_it_comes_from(registry: Path) -> None:
     before = dict(os.environ)
     for version, folder in (("1", "round_0"), ("2", "round_1")):
         with tracking.download_model(f"models:/evenshard-cost/{version}") as downloaded:
@@ -41,9 +41,6 @@ def test_our_own_classes_read_a_version_again(registry: Path) -> None:
     with tracking.download_model("models:/evenshard-policy/1") as downloaded:
         assert {path.name for path in downloaded.iterdir()} == {"cost_net", "policy"}
     assert dict(os.environ) == before
-
-
-def test_a_version_says_where_it_comes_from(registry: Path) -> None:
     version = tracking.model_version("models:/evenshard-cost/1")
     assert (version.name, version.version, version.uri) == ("evenshard-cost", "1", "models:/evenshard-cost/1")
     assert version.tags["evenshard.git_commit"] == "abc" and version.model_id.startswith("m-")

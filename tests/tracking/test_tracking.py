@@ -29,12 +29,6 @@ PARAMS = {"loop": {"num_rounds": 2}, "train_cost": {"seed": 0}}
 
 
 @pytest.fixture
-def client(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")  # MLflow keeps what a name once meant
-    return empty_mlflow(workdir)
-
-
-@pytest.fixture
 def away(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", AWAY)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -244,6 +244,7 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
 }
 # Settings of flags by name whose value can be a file, which outputs must not overwrite.
 MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
+    "dense": PATH,
     "hardware": {"type": HARDWARE_NAME, "metavar": "NAME"},
     "candidate": {"type": A_MODEL, "metavar": "URI|PATH"},
     "source": {"type": SOURCE, "metavar": "SOURCE"},

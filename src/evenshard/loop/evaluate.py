@@ -42,11 +42,10 @@ from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task
 from evenshard.price.costs import MeasuredPlacement, PlacementCost
-from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
+from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources, Sharder, load_sharder
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.cost_model.sharder import SearchConfig
-from evenshard.sharders.learned import Sharder, load_sharder
 from evenshard.tables.files import load_tables
 
 log = logging.getLogger(__name__)

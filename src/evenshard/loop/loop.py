@@ -14,7 +14,7 @@ from typing import Any
 from evenshard.base.knobs import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, REQUIRED, SHARE, knob
 from evenshard.base.outputs import MODEL_FOLDER, NETWORK_FOLDER, REPORT, REPORTS
 from evenshard.loop.stage import ARTIFACT, DATASET, HTML, MARKDOWN, MODEL, Stage, WhichRound, reads, writes
-from evenshard.sharders.learned import DREAMSHARD, LEARNED
+from evenshard.sharders.catalog import DREAMSHARD, LEARNED
 
 WORK, OF_ROUND = "work", "work/round_{round}"
 # Descriptions of inputs that several stages read.

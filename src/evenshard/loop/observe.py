@@ -314,6 +314,11 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
             f"{_time(balance.forward_ms)}, backward {_time(balance.backward_ms)}, communication "
             f"{_time(balance.exchanges_ms)}."
         )
+    if (rest_ms := observation.rest_ms()) is not None:
+        lines.append(
+            f"The rest of the step (dense layers, their all-reduce, the host) takes {_time(rest_ms)}. Predict whole "
+            f"steps of other placements with --dense-ms {rest_ms:.4g}."
+        )
     lines += [f"Note: {note}" for note in observation.notes]
     if comparison is not None:
         lines += _comparison_lines(observation, comparison)

@@ -29,9 +29,9 @@ from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import sample_shards
 from evenshard.price.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
+from evenshard.sharders.catalog import TrainedSharder, load_sharder
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
-from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.sharders.simple import RandomSharder, random_placement, random_sharding
 from evenshard.tables.table import Table
 

@@ -23,7 +23,7 @@ from evenshard.measure.noise import Noise
 from evenshard.price.costs import CONTROL, OK, RANDOM_SHARD, MeasuredPlacement, PlacementCost
 from evenshard.price.evidence import DeviceError, device_text
 from evenshard.price.hardware import measured_or_simulated
-from evenshard.sharders.learned import LEARNED
+from evenshard.sharders.catalog import LEARNED
 
 CSV_COLUMNS = (
     *("task_id", "sharder", "status", "reason", "max_device_ms", "predicted_ms", "device_id", "num_tables"),

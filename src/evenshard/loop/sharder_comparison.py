@@ -14,8 +14,7 @@ from evenshard.measure.noise import Noise
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import MeasuredPlacement
-from evenshard.sharders.catalog import HEURISTICS, SHARDERS
-from evenshard.sharders.learned import Sharder
+from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Sharder
 
 PRIVILEGED = frozenset(entry.name for entry in SHARDERS if entry.is_privileged)
 UNKNOWN_NOISE = Noise(None, None, None, num_controls=0, num_runs=0)  # unknown noise, of a run without controls

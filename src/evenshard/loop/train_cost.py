@@ -24,12 +24,12 @@ from evenshard.measure.cost_dataset import load_costs
 from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.placement.tasks import load_tasks
 from evenshard.price.costs import MeasuredPlacement, optimizer_of
+from evenshard.sharders.catalog import LearnedSharder, load_learned_sharder
 from evenshard.sharders.checkpoint import Round, load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, cost_model_round
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import LearnedSharder, load_learned_sharder
 from evenshard.sharders.models import save_cost_model
 from evenshard.sharders.training import FitConfig
 from evenshard.sharders.training_domain import TrainingDomain

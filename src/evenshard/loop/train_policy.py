@@ -16,8 +16,8 @@ from evenshard.base.process import one_thread
 from evenshard.loop.loop import TrainPolicyConfig, TrainPolicyInputs, TrainPolicyOutputs
 from evenshard.loop.stage import Outcome
 from evenshard.placement.tasks import load_tasks
+from evenshard.sharders.catalog import load_learned_sharder
 from evenshard.sharders.checkpoint import Round, load_checkpoint, new_checkpoint, read_kind, save_checkpoint
-from evenshard.sharders.learned import load_learned_sharder
 from evenshard.tables.files import load_tables
 
 log = logging.getLogger(__name__)

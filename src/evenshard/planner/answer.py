@@ -11,9 +11,10 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
 from evenshard.placement.memory import PartMemory
 from evenshard.placement.moves import EarlierPlacement, shape_changes
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.placement import parts_by_table, require_row_wise_means
-from evenshard.placement.sharding import TABLE_WISE, sharding_type
+from evenshard.placement.sharding import TABLE_WISE, TYPES, sharding_type
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.planner.memory import (
     DeviceMemory,
@@ -26,6 +27,7 @@ from evenshard.planner.memory import (
 )
 from evenshard.planner.request import PlacementRequest, match_optimizers
 from evenshard.price.costs import PlacementCost
+from evenshard.price.dense import EmbeddingTimes, StepTime, given_step, predict_step
 from evenshard.price.evidence import DeviceError, widen_interval
 from evenshard.price.step import PredictedDevice, exchange_share
 from evenshard.tables.assumptions import Assumption, assume_miss_ratios
@@ -207,6 +209,33 @@ class PlacementAnswer(PricedParts):
         return {
             table.name: sharding_type(self.parts_of_table[table.name], table, machine) for table in self.request.tables
         }
+
+    @property
+    def replicated_values(self) -> int:
+        """Return the number of weights of replicated tables, which each device has."""
+        replicated = {name for name, own_type in self.type_of_table.items() if TYPES[own_type].is_replicated}
+        return sum(table.num_rows * table.embedding_dim for table in self.request.tables if table.name in replicated)
+
+    @property
+    def step(self) -> StepTime | None:
+        """Return the time of the whole step; None if its dense part or the device is unknown."""
+        return self.step_on(self.request.nodes)
+
+    def step_on(self, machine: Nodes) -> StepTime | None:
+        """Return the time of the whole step if gradients are reduced over a machine of groups with this placement."""
+        request, pipeline = self.request, self.request.training_pipeline
+        found = EmbeddingTimes(
+            self.devices, pipeline, self.predicted_ms, self.low_ms, self.high_ms, self.replicated_values
+        )
+        if request.dense_ms is not None:
+            return given_step(found, request.dense_ms)
+        if request.dense is None:
+            return None
+        hardware = {machine.hardware_of(device) or request.hardware for device in range(machine.num_devices)}
+        batch_size = request.batch_size * machine.num_devices / request.num_devices
+        return predict_step(
+            found, request.dense, sorted(hardware), machine, self.link, batch_size, request.dense_optimizer
+        )
 
     @property
     def device_of_table(self) -> tuple[int, ...]:

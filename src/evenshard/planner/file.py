@@ -24,6 +24,7 @@ from evenshard.planner.answer import Baseline, Nearness, PlacementAnswer
 from evenshard.planner.memory import DeviceMemory, NodeMemory
 from evenshard.planner.request import PlacementRequest
 from evenshard.price.costs import DeviceCost, PlacementCost
+from evenshard.price.dense import StepTime
 from evenshard.price.evidence import DeviceError
 from evenshard.price.hardware import Times, measured_or_simulated
 from evenshard.price.step import PredictedDevice
@@ -94,6 +95,7 @@ class Predicted(FileRecord):
     )
     model_high_ms: float
     devices: list[PredictedTimes]
+    step: StepTime | None = Field(None, description="whole step; null if its dense part or the device is unknown")
 
 
 class MeasuredStep(FileRecord):
@@ -262,6 +264,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
             high_ms=answer.high_ms,
             model_low_ms=answer.model_low_ms,
             model_high_ms=answer.model_high_ms,
+            step=answer.step,
             devices=[
                 PredictedTimes(
                     **_times(number, one, "predicted_"),

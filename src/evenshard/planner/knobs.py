@@ -129,6 +129,14 @@ class Training:
         "empty counts only weights and optimizer state. With none and base the input dist is part of the step; with "
         "the others it overlaps the previous step, and only the time by which it exceeds that step's kernels counts",
     )
+    dense: str | Path | Mapping[str, Any] | None = knob(
+        None,
+        "dense layers, to predict the whole step: a YAML file, or the key dense of a request with inputs, bottom, "
+        "interaction, top, ... (docs/place.md; default: those of a TorchRec model or a public set)",
+    )
+    dense_ms: float | None = knob(
+        None, "time of the dense part of a step, ms, to predict the whole step (default: predicted from dense)"
+    )
     communication: Sequence[str] = knob(
         (),
         "data types of embeddings and gradients in communication (TorchRec's qcomms): one such as fp16, or forward "

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from heapq import heapify, heapreplace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.base.documents import read_yaml
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.installation import require_package
 from evenshard.base.knobs import knobs_of
 from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
+from evenshard.base.typed import read_record, record_of, settings_of
 from evenshard.base.units import ms_text
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
@@ -27,13 +30,16 @@ from evenshard.planner.baselines import place_baselines, predict_baselines
 from evenshard.planner.capacity import explain_infeasibility
 from evenshard.planner.hosts import MachineAndMemory
 from evenshard.planner.intervals import predict_saving
-from evenshard.planner.knobs import Knobs, Search, groups, place_knob
+from evenshard.planner.knobs import Knobs, Search, Training, groups, place_knob
 from evenshard.planner.optimizers import TableOptimizers, note_replicas
 from evenshard.planner.output_order import place_in_order
 from evenshard.planner.pricing import PartsMeasurer, errors_of, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest, list_unit_warnings, sharding_types_of
 from evenshard.planner.rules import Rules
 from evenshard.price.costs import PlacementCost
+from evenshard.price.dense import DenseLayers, DenseModel
+from evenshard.price.gpu_profile import profile_of
+from evenshard.price.hardware import HardwareName
 from evenshard.price.link import warn_beyond_span
 from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.price.step_time import round_for_sorting
@@ -49,7 +55,7 @@ from evenshard.search.search import (
     get_effort,
 )
 from evenshard.search.space import SearchSpace
-from evenshard.sharders.learned import roll_out
+from evenshard.sharders.catalog import roll_out
 from evenshard.sharders.model import Model
 from evenshard.tables.assumptions import Assumption, TableSet, list_approximations
 from evenshard.tables.table import Table
@@ -88,8 +94,29 @@ def build_request(
         training_pipeline=knobs.training.training_pipeline,
         compute_kernels=tuple(knobs.sharding.compute_kernels),
         table_optimizers=optimizers.of_tables,
+        dense=dense_layers(knobs.training, known, devices.hardware),
         **{name: given[name] for name in kept},
     )
+
+
+def dense_layers(training: Training, known: TableSet, hardware: str) -> DenseLayers | None:
+    """Return the dense layers that the user gives, or those of a public set; None if there are none.
+
+    Raises:
+        BadConfig: if the given layers are invalid, or the hardware has no model of them.
+    """
+    given = training.dense
+    if given is None:
+        return None if known.dense is None else record_of(DenseModel, known.dense).of_tables(known.tables)
+    if training.dense_ms is not None:
+        raise BadConfig("dense and dense_ms are both given. Give one of the two.")
+    gpu = profile_of(HardwareName.parse(hardware))
+    if gpu is None or not gpu.tflops:
+        raise BadConfig(f"dense: {hardware} has no model of dense layers. Give their time as dense_ms.")
+    if isinstance(given, Mapping):
+        return settings_of(DenseModel, dict(given), "dense", "Correct it.").of_tables(known.tables)
+    remedy = f"Its keys are {', '.join(key.name for key in fields(DenseModel))}."
+    return read_record(DenseModel, read_yaml(Path(given), remedy), given, remedy).of_tables(known.tables)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from evenshard.placement.sharding import BY_COLUMNS, REPLICATED, SHARDING_TYPES,
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.knobs import Sharding, knob_field
 from evenshard.planner.rules import Rules
+from evenshard.price.dense import DenseLayers
 from evenshard.price.gpu_profile import profile_of
 from evenshard.price.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link
@@ -67,6 +68,8 @@ class PlacementRequest:
     # fused optimizers by table name, for tables that have their own
     table_optimizers: Mapping[str, str] = field(default_factory=dict)
     keep_output_order: bool = knob_field("keep_output_order")
+    dense: DenseLayers | None = None  # dense layers; None if unknown
+    dense_ms: float | None = knob_field("dense_ms")
 
     def __post_init__(self) -> None:
         if not self.tables:

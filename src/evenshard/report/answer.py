@@ -135,7 +135,10 @@ def print_answer(answer: Answer, file: TextIO | None = None, missing: str = "", 
         verbose: True to print baselines' settings, reserved memory, the meaning of the bound, and assumptions too.
     """
     console = plain_console(file)
-    _print_text(console, f"{step_facts.step_headline(answer)}.", "bold")
+    first, *rest = filter(None, (step_facts.whole_step_headline(answer), step_facts.step_headline(answer)))
+    _print_text(console, f"{first}.", "bold")
+    for line in rest:
+        _print_text(console, f"{line}.")
     compared, not_compared = step_facts.baseline_text(answer), step_facts.not_compared_text(answer, missing)
     bound = [step_facts.bound_headline(answer)] if answer.num_devices > 1 else []
     for line in (*bound, *step_facts.worth_texts(answer), *([compared] if compared else [])):
@@ -293,6 +296,8 @@ def _memory(answer: Answer) -> Iterator[Line]:
 
 def _details(answer: Answer) -> Iterator[Line]:
     """Yield the lines that only ``-v`` prints."""
+    if text := step_facts.overlap_text(answer):
+        yield "step", text, "dim"
     if answer.num_devices > 1:
         yield "bound", step_facts.bound_text(answer), "dim"
     yield "reserved", f"{table_facts.reserve_text(answer.request)}.", "dim"
@@ -318,6 +323,8 @@ def brief_text(answer: Answer) -> str:
 
 
 def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
+    if text := step_facts.whole_step_headline(answer):
+        yield "step", text
     yield "time", step_facts.step_headline(answer)
     if answer.num_devices > 1:
         yield "bound", step_facts.bound_headline(answer)

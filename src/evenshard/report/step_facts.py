@@ -12,6 +12,7 @@ from statistics import fmean
 
 from evenshard.base.messages import count_text, printable, tables_text
 from evenshard.base.units import ms_text, pct_text, size_text
+from evenshard.placement.memory import USUAL_PIPELINE
 from evenshard.placement.sharding import Communication
 from evenshard.planner.answer import (
     BY_RATING,
@@ -36,6 +37,7 @@ from evenshard.price.evidence import device_text
 from evenshard.price.hardware import measured_or_simulated
 from evenshard.price.link import is_modelled
 from evenshard.price.step import PredictedDevice
+from evenshard.price.step_time import hides_inputs
 from evenshard.report.table_facts import PlacedPart, placed_parts
 
 # Smaller differences are rounding, per cent.
@@ -123,6 +125,38 @@ def device_error_text(answer: PlacementAnswer) -> str:
 
 
 # The step -------------------------------------------------------------------------------------------------------------
+
+
+def whole_step_headline(answer: PlacementAnswer) -> str:
+    """Return the time of the whole step, its interval and its parts; empty if the step is unknown."""
+    step = answer.step
+    if step is None:
+        return ""
+    return (
+        f"{ms_text(step.total_ms)} ms per step, predicted (90 %: {ms_text(step.low_ms)} to {ms_text(step.high_ms)} "
+        f"ms): {ms_text(step.embeddings_ms)} embeddings, {ms_text(step.dense_ms)} dense, {ms_text(step.exposed_ms)} "
+        f"communication exposed"
+    )
+
+
+def overlap_text(answer: PlacementAnswer) -> str:
+    """Explain the parts of the whole step and their overlap; empty if the step is unknown."""
+    step, request = answer.step, answer.request
+    if step is None:
+        return ""
+    inputs = "overlaps the step before" if hides_inputs(request.training_pipeline) else "is part of the step"
+    text = f"{request.training_pipeline or USUAL_PIPELINE}: the input dist {inputs}"
+    if request.dense is None or request.dense_ms is not None:
+        return (
+            f"{text}. The dense part takes {ms_text(step.dense_ms)} ms, as given. The interval reaches from full "
+            f"overlap of the dense part and embedding work to none."
+        )
+    return (
+        f"{text}; DDP's all-reduces of gradients overlap the backward pass for {ms_text(step.hidden_ms)} ms. The "
+        f"interval reaches from full overlap of these all-reduces to none. Dense layers: {len(request.dense.products)} "
+        f"products, {request.dense.num_weights:,} weights, {request.dense.dtype}; the GPU is assumed not to wait for "
+        f"the host."
+    )
 
 
 def step_headline(answer: PlacementAnswer) -> str:

@@ -36,6 +36,8 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
             f"{'a step' if found.has_dense else 'the embedding work of a step'}.",
             style="bold",
         )
+    for line in stops_texts(found):
+        console.print(line, style="bold")
     console.print(heading(found))
     console.print()
     grid = plain_grid(*_heads(found), texts=[""])
@@ -50,6 +52,21 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
         console.print(line, style="dim")
 
 
+def stops_texts(found: WhatIfAnswer) -> Iterator[str]:
+    """Yield, for each hardware, the number of devices from which on more stop paying; nothing without whole steps."""
+    for fewer, more in found.stops if found.has_dense else ():
+        name = short_name(fewer.hardware)
+        if more is None:
+            yield f"{name}: more devices pay, up to all {fewer.num_devices:,} that were compared."
+            continue
+        times = more.num_devices / fewer.num_devices
+        gained = more.samples_per_s.value / fewer.samples_per_s.value
+        yield (
+            f"{name}: from {fewer.num_devices:,} devices on, more stop paying: {times:.3g} times as many process "
+            f"{gained:.2f} times the samples/s."
+        )
+
+
 def heading(found: WhatIfAnswer) -> str:
     """Return the batch size and the hardware that the times apply to, as text."""
     asked = found.question
@@ -59,7 +76,11 @@ def heading(found: WhatIfAnswer) -> str:
     kinds = dict.fromkeys(one.hardware for one in found.options)
     models = [printable(kind) for kind in kinds if is_simulated(kind)]
     said = f" Device models, not GPUs: {', '.join(models)}." if models else ""
-    priced = "" if found.has_dense else " Times are of embedding work alone; --dense-ms adds the dense part of a step."
+    priced = (
+        ""
+        if found.has_dense
+        else " Times are of embedding work alone; --dense or --dense-ms adds the dense part of a step."
+    )
     return f"Batch {size}.{said} Times are predicted, with 90 % intervals.{priced}"
 
 
@@ -141,11 +162,17 @@ def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
         how = "do not overlap, so their times add up"
         if asked.overlap:
             how = f"overlap by {pct_text(100 * asked.overlap)} of the shorter time"
-        yield f"Embedding work and the dense part {how}. The dense time counts as exact."
+        if not any(found.dense_ms.values()):
+            yield (
+                f"The dense part is predicted from the model's dense layers. Embedding work and the dense part {how}. "
+                "Intervals reach from full overlap of the all-reduces of gradients to none."
+            )
+        else:
+            yield f"Embedding work and the dense part {how}. The dense time counts as exact."
         local = {one.batch_size / one.num_devices for one in found.options}
         if asked.dense_batch is not None:
             yield f"dense_ms is for {asked.dense_batch:,} samples on a device, and is scaled to each machine."
-        elif len(local) > 1:
+        elif len(local) > 1 and any(found.dense_ms.values()):
             yield (
                 f"dense_ms is the same on every machine, though a device has {min(local):,.0f} to {max(local):,.0f} "
                 f"samples. Give its batch (--dense-batch), or the same batch for each device (--batch-per-device)."

@@ -24,7 +24,7 @@ from evenshard.price.link_model import Link
 from evenshard.price.simulated_price import DeviceModelPrice
 
 if TYPE_CHECKING:  # a device model has no training domain
-    from evenshard.sharders.learned import TrainedSharder
+    from evenshard.sharders.catalog import TrainedSharder
     from evenshard.sharders.training_domain import TrainingDomain
 
 

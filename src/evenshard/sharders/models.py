@@ -24,9 +24,9 @@ from evenshard.price.hardware import AUTO, HardwareName
 from evenshard.price.kernel_calls import DevicePrice
 from evenshard.price.link import LINKS, NO_LINK
 from evenshard.price.link_model import Link
+from evenshard.sharders.catalog import TrainedSharder, load_sharder
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import LearnedPrice
-from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.training_domain import TrainingDomain
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief
@@ -38,6 +39,7 @@ class TableSet:
     assumptions: tuple[Assumption, ...] = ()
     notes: tuple[str, ...] = ()  # unused parts of the source, one or two sentences each
     missed: tuple[str, ...] = ()  # columns that the user maps but the source lacks
+    dense: Mapping[str, Any] | None = None  # dense layers of a public set, as the key ``dense`` of a request
 
     @staticmethod
     def of(tables: Sequence[Table]) -> TableSet:

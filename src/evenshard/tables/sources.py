@@ -34,7 +34,7 @@ from evenshard.tables.files import load_tables_with_assumptions, missing_columns
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
-from evenshard.tables.table import Table, check_weight_bits
+from evenshard.tables.table import SEQUENCE, Table, check_weight_bits
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
 # Columns that a sample of traffic provides.
@@ -74,11 +74,11 @@ def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -
     if embedding_dim is not None:
         check_ranges(embedding_dim=embedding_dim)
     content = _read_set(name)
-    if "groups" not in content:
+    if "num_rows" in content:
         return _equal_dims(content, batch_size, embedding_dim)
     if embedding_dim is not None:
         raise BadConfig(f"{name} publishes an embedding dim for each table. Leave embedding_dim ({embedding_dim}) out.")
-    return _power_law_groups(content, batch_size)
+    return _power_law_groups(content, batch_size) if "groups" in content else _sequences(content)
 
 
 def _read_set(name: str) -> dict[str, Any]:
@@ -118,6 +118,20 @@ def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, 
             bins = power_law_reuse_bins(rows, pooling * batch_size, alpha)
             for _ in range(group["count"]):
                 tables.append(Table(f"t{len(tables):03d}", rows, dim, float(pooling), bins))
+    return tuple(tables)
+
+
+def _sequences(content: dict[str, Any]) -> tuple[Table, ...]:
+    """Build the tables of a public set of sequences: ``lookups`` of each feature; their index reuse is unknown."""
+    tables = []
+    for entry in content["sequences"]:
+        name, lookups = entry["name"], tuple(map(float, entry["lookups"]))
+        rows, dim, bits = entry["num_rows"], entry["embedding_dim"], content["weight_bits"]
+        table = Table(name, rows, dim, sum(lookups), weight_bits=bits, pooling=SEQUENCE)
+        if len(lookups) > 1:
+            names = tuple(f"{name}_{number}" for number in range(len(lookups)))
+            table = replace(table, feature_names=names, feature_pooling_factors=lookups)
+        tables.append(table)
     return tuple(tables)
 
 
@@ -261,7 +275,8 @@ def _count_lookups(
         before + after, key=lambda one: (position.get(one.table, len(position)), rank.get(one.column, len(rank)))
     )
     missed = tuple(name for name in table_set.missed if name in found.missed)
-    return TableSet(found.tables, tuple(ordered), (*table_set.notes, *found.notes), missed)
+    notes = (*table_set.notes, *found.notes)
+    return TableSet(found.tables, tuple(ordered), notes, missed, table_set.dense)
 
 
 def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
@@ -276,13 +291,16 @@ def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
 
 
 def _public_set(name: str, batch_size: int, embedding_dim: int | None) -> TableSet:
-    tables = load_catalog(name, batch_size, embedding_dim)
+    tables, content = load_catalog(name, batch_size, embedding_dim), _read_set(name)
     assumptions: list[Assumption] = []
     for table in tables:
-        if table.reuse_bins == feasible_reuse_bins(table.num_rows, table.pooling_factor * batch_size):
+        if table.reuse_bins is None or table.reuse_bins == feasible_reuse_bins(
+            table.num_rows, table.pooling_factor * batch_size
+        ):
             assumptions.append(assume_reuse_bins(table.name))
-        assumptions.append(assume_weight_bits(table.name, table.weight_bits))
-    return TableSet(tables, tuple(assumptions))
+        if "weight_bits" not in content:
+            assumptions.append(assume_weight_bits(table.name, table.weight_bits))
+    return TableSet(tables, tuple(assumptions), dense=content.get("dense"))
 
 
 def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:

@@ -26,7 +26,7 @@ from evenshard.planner.optimizers import TableOptimizers
 from evenshard.planner.place import build_request
 from evenshard.planner.request import caps_of
 from evenshard.price.hardware import DEFAULT_HARDWARE
-from evenshard.sharders.learned import load_sharder
+from evenshard.sharders.catalog import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.sources import tables_in_python
 from evenshard.tracking.pyfunc import list_parameters, output_rows

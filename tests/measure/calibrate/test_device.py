@@ -120,7 +120,7 @@ def test_the_fixed_constants_stay_and_those_that_little_depends_on_nearly(fitted
     assert start.short_call_us == 0 and fitted.profile.short_call_us < 0.01
 
 
-def test_empty_and_overflowing_shards_do_not_count(directory: Path) -> None:
+def test_empty_and_overflowing_shards_do_not_count_and_one_measured_twice_is_in_one_group(directory: Path) -> None:
     good = measured(directory)[0]
     costs = good.cost.devices
     broken = PlacementCost((DeviceCost.out_of_memory(), *costs[1:]), "modelled")
@@ -129,14 +129,9 @@ def test_empty_and_overflowing_shards_do_not_count(directory: Path) -> None:
     assert len(extract_shards(start, [replace(good, cost=broken)])) == 2
     lonely = replace(good, parts=Placement((0,) * 12, 3).parts(good.task.tables))
     assert len(extract_shards(start, [lonely])) == 1
-
-
-def test_a_shard_measured_twice_is_in_one_group(directory: Path) -> None:
-    good = measured(directory)[0]
     mirrored = Placement(tuple(2 - device for device in good.placement.device_of_table), 3)
     swapped = replace(good, parts=mirrored.parts(good.task.tables))
-    found = extract_shards(gpu_profile(START), [good, swapped])
-    assert found.group_N.tolist() == [0, 1, 2, 2, 1, 0]
+    assert extract_shards(start, [good, swapped]).group_N.tolist() == [0, 1, 2, 2, 1, 0]
 
 
 def test_too_few_shards_are_refused_with_the_remedy(directory: Path) -> None:

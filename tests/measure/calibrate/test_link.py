@@ -80,13 +80,10 @@ def test_own_slowest_and_shared_bytes_are_told_apart(terms: tuple[float, float, 
         assert 1 / getattr(fit, name) == pytest.approx(1 / gb_s, abs=1e-6)
 
 
-def test_latency_is_never_negative() -> None:
+def test_latency_is_never_negative_and_points_without_a_bandwidth_are_refused() -> None:
     points = [even(size, size**1.2 / 1e9) for size in (KB, 8 * KB, MB)]
     fit = fit_link(points).link
     assert fit.latency_us == 0 and fit.bandwidth_gb_s > 0
-
-
-def test_points_without_a_bandwidth_are_refused() -> None:
     for points in ([even(KB, 4.0), even(MB, 2.0)], [even(KB, 1.0), even(KB, 1.1)], [even(KB, 0.0), even(MB, 1.0)], []):
         with pytest.raises(MeasurementFailed):
             fit_link(points)
@@ -152,16 +149,13 @@ def test_four_processes_calibrate_the_links_of_one_node_or_two(tmp_path: Path, p
 BYTES_P = 1024.0 * 2 ** np.arange(11)
 
 
-def test_a_curve_that_bends_is_found() -> None:
+def test_a_curve_that_bends_is_found_and_noise_does_not_hide_that_long_calls_grow() -> None:
     """20 us up to 64 KB, then 1 GB/s."""
     us_P = 20 + np.maximum(BYTES_P - 65_536, 0) / 1e3
     curve = fit_curve(ALL_TO_ALL, 2, BYTES_P, us_P)
     found = [float(curve.latency_ms + curve.bytes_ms(moved)) * 1e3 for moved in BYTES_P]
     assert found == pytest.approx(us_P.tolist(), rel=0.02) and curve.gb_s == pytest.approx(1.0, rel=0.02)
-
-
-def test_noise_does_not_hide_that_long_calls_grow() -> None:
-    """Times off by 30 %, as on a busy machine, of four repeats each; the longest take 1.7 times the shortest."""
+    # Times off by 30 %, as on a busy machine, of four repeats each; the longest take 1.7 times the shortest.
     moved_P = np.tile(BYTES_P, 4)
     for seed in range(10):
         us_P = (1500 + moved_P / 1e3) * np.exp(np.random.default_rng(seed).normal(0, 0.3, len(moved_P)))

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.base.errors import BadConfig
-from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed.ranks import UNKNOWN, nccl_log, networks_in, transport_problem
-from evenshard.measure.local_hardware import open_hardware
 
 START = "node-1:20:289 [0] NCCL INFO "
 # Lines that name a network which is there, but which no connection takes.
@@ -65,10 +62,3 @@ def test_another_network_than_the_expected_one_is_a_problem() -> None:
     ):
         found = transport_problem(expected, backend, networks)
         assert found is None if why is None else why in str(found)
-
-
-def test_what_exchanges_nothing_can_expect_no_network() -> None:
-    with pytest.raises(BadConfig, match="does not communicate over a network"):
-        MeasureConfig(hardware="simulated:h200", expect_transport="IB")
-    with pytest.raises(BadConfig, match="a single process does not communicate"):
-        open_hardware(MeasureConfig(hardware="cpu", expect_transport="IB"))

@@ -1,9 +1,12 @@
-"""Calls of fused modules: kernel times equal those that others read from the same traces, sizes are the real ones."""
+"""Calls of fused modules: kernel times equal those that others read from the same traces, which have a limit."""
 
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -118,3 +121,23 @@ def test_what_is_no_trace_of_fbgemm_says_how_to_record_one(tmp_path: Path) -> No
         with pytest.raises(BadFile, match=problem) as caught:
             observed_calls(path)
         assert "ecord" in str(caught.value) and str(path) in str(caught.value)
+
+
+def archive(name: str, content: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:") as written:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        written.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_trace_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
+    monkeypatch.setattr("evenshard.measure.traces.kineto.MAX_TRACE_BYTES", 2**10)
+    spaces = b" " * 20_480
+    for name, content in (("a.json", spaces), ("b.json.gz", gzip.compress(spaces))):
+        path = tmp_path / (f"{name}.tar" if packed else name)
+        path.write_bytes(archive(name, content) if packed else content)
+        with pytest.raises(BadFile, match="the trace is larger than 0 GB"):
+            list(read_traces(path))

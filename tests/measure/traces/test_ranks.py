@@ -86,7 +86,7 @@ def test_data_parallel_tables_are_left_out(tmp_path: Path) -> None:
     assert only.forward_ms == 0.1 and only.num_tables == 2
 
 
-def test_traces_of_one_training_alone_are_compared(tmp_path: Path) -> None:
+def test_traces_of_one_training_alone_are_compared_whose_ranks_exchange_alike(tmp_path: Path) -> None:
     first, second = ranks(tmp_path, late=(0, 200))
 
     def saved(name: str, rank: int, world_size: int, number: int = 5) -> Path:
@@ -104,9 +104,6 @@ def test_traces_of_one_training_alone_are_compared(tmp_path: Path) -> None:
     without_steps.lookup(0)
     with pytest.raises(BadFile, match=r"Call prof.step\(\)"):
         observe([without_steps.save(tmp_path / "steps.json")])
-
-
-def test_ranks_that_exchange_differently_are_not_compared(tmp_path: Path) -> None:
     first, _ = ranks(tmp_path, late=(0, 200))
     more = TraceBuilder(1, 2)
     for number in (5, 6, 7):

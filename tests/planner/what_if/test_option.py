@@ -12,8 +12,16 @@ import pytest
 from evenshard.base.errors import BadFile
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.nodes import Nodes
-from evenshard.planner.what_if.answer import are_separable, cheapest_option, fastest_option, keep_faster_placements
+from evenshard.planner.knobs import WhatIf
+from evenshard.planner.what_if.answer import (
+    WhatIfAnswer,
+    are_separable,
+    cheapest_option,
+    fastest_option,
+    keep_faster_placements,
+)
 from evenshard.planner.what_if.option import HardwarePrice, PredictedInterval, Sync, WhatIfOption, load_prices
+from evenshard.price.dense import DenseLayers
 from evenshard.price.evidence import DeviceError
 from support.answer_builders import answer
 
@@ -32,6 +40,31 @@ def test_times_of_a_step_add_up_and_overlap_hides_a_share_of_the_shorter_part() 
     assert option(4.0, dense_ms=10.0, overlap=0.5).step_ms.value == 12.0
     synced = option(4.0, dense_ms=10.0, overlap=1.0, sync=Sync(4, 0, 0, 0, 2.0), replicas_ms=1.0)
     assert synced.embeddings_ms.value == 5.0 and synced.step_ms.value == 10.5  # an average runs beside nothing
+
+
+def test_a_predicted_dense_part_is_reduced_over_all_groups() -> None:
+    """Of one group of two devices, whose gradients are averaged with those of the other group."""
+    placed = option(4.0).answer
+    assert placed is not None
+    dense = replace(placed, request=replace(placed.request, dense=DenseLayers(((1.0, 1024, 2**16),)), hardware="h100"))
+    one, two = (replace(option(4.0), answer=dense, machine=Nodes(count, count, 1, "100gb_s")) for count in (2, 4))
+    assert one.step is not None and two.step is not None and one.step_ms.value == pytest.approx(one.step.total_ms)
+    assert two.step == dense.step_on(two.machine) and two.step.hidden_ms + two.step.exposed_ms > one.step.exposed_ms
+    assert (one.step_ms.low, one.step_ms.high) == pytest.approx((one.step.low_ms, one.step.high_ms))
+    hidden = replace(one, overlap=1.0)
+    assert hidden.step_ms.value == pytest.approx(one.step_ms.value - min(4.0, one.dense_part_ms))
+    assert replace(one, dense_ms=10.0).step is None and replace(one, dense_ms=10.0).step_ms.value == 14.0
+
+
+def test_more_devices_stop_paying_where_they_do_less_than_half_of_what_the_others_do() -> None:
+    def counted(devices: int, ms: float) -> WhatIfOption:
+        return replace(option(ms), machine=Nodes(devices, 2, 1, "100gb_s", "100gb_s"), batch_size=1000)
+
+    two, four, eight = counted(2, 4.0), counted(4, 2.6), counted(8, 2.0)  # 1.54 and 1.3 times the samples
+    question = WhatIf(("simulated:h100",), (2, 4, 8), dense_ms={"simulated:h100": 0.0})
+    assert WhatIfAnswer((eight, two, four), question).stops == ((four, eight),)
+    assert WhatIfAnswer((two, four), question).stops == ((four, None),)
+    assert WhatIfAnswer((two,), question).stops == ()
 
 
 def test_the_interval_is_of_the_embeddings_and_of_the_average() -> None:

@@ -24,20 +24,12 @@ from evenshard.sharders.dreamshard.env import EpisodeBatch
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.training import FitConfig
 from evenshard.tables.table import Table
-from support.autoshard_builders import AdditiveShardModel
+from support.autoshard_builders import AdditiveShardModel, shard_net
 from support.builders import BATCH_SIZE, PLAIN_FEATURES, FakeHardware, measured, sized, some_tables, task, working
 
 TABLES = some_tables(30)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
 DEVICE_MS = DeviceCost(2.0, 100.0, 200.0, 5.0)
-
-
-def net(seed: int = 0, scale_ms: float = 1.0) -> AutoShardCostNet:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        made = AutoShardCostNet()
-    made.cost_scale_ms.fill_(scale_ms)
-    return made
 
 
 def shards_of(tables: tuple[Table, ...], count: int, seed: int = 0) -> list[MeasuredPlacement]:
@@ -47,7 +39,7 @@ def shards_of(tables: tuple[Table, ...], count: int, seed: int = 0) -> list[Meas
 def fit(
     seed: int, updates: int, data: ShardTensors, learning_rate: float = 3e-3
 ) -> tuple[AutoShardCostNet, list[float]]:
-    made = net(scale_ms=float(data.cost_S.mean()))
+    made = shard_net(scale_ms=float(data.cost_S.mean()))
     optimizer = torch.optim.Adam(made.parameters(), lr=123.0)
     config = FitConfig(updates, minibatch_size=64, learning_rate=learning_rate)
     return made, fit_autoshard_net(made, optimizer, data, config, torch.Generator().manual_seed(seed))
@@ -55,12 +47,12 @@ def fit(
 
 def test_the_answer_is_in_units_of_the_cost_scale_and_has_the_shape_of_the_question() -> None:
     sums = torch.rand(4, 3, 32)
-    cost, tenfold = net().shard_cost(sums), net(scale_ms=10.0).shard_cost(sums)
+    cost, tenfold = shard_net().shard_cost(sums), shard_net(scale_ms=10.0).shard_cost(sums)
     assert cost.shape == (4, 3)
     torch.testing.assert_close(tenfold, 10 * cost)
 
 
-def test_every_device_with_tables_and_a_time_is_a_shard_and_exchange_does_not_count() -> None:
+def test_devices_with_tables_and_a_time_are_shards_that_share_their_tables_and_exchange_does_not_count() -> None:
     of_task = task(TABLES[:3], devices=4)
     costs = (DEVICE_MS, DeviceCost.out_of_memory(), DeviceCost(0.0, 9.0, 9.0, 0.0), DeviceCost(1.0, 0.0, 0.0, 0.5))
     data = ShardTensors.of([measured(of_task, (3, 0, 0), PlacementCost(costs, "modelled"))], NORMALIZER)
@@ -69,9 +61,6 @@ def test_every_device_with_tables_and_a_time_is_a_shard_and_exchange_does_not_co
 
     full = measured(of_task, (3, 1, 1), PlacementCost(costs, "modelled"))
     assert ShardTensors.of([full], NORMALIZER).cost_S.tolist() == [1.5]
-
-
-def test_shards_of_several_placements_share_their_tables() -> None:
     one, other = task(TABLES[:3], devices=1), task(TABLES[1:4], devices=1)
     alone = PlacementCost((DEVICE_MS,), "modelled")
     data = ShardTensors.of([measured(one, (0, 0, 0), alone), measured(other, (0, 0, 0), alone)], NORMALIZER)
@@ -83,7 +72,7 @@ def test_the_first_loss_is_the_mean_squared_error_in_units_of_the_scale() -> Non
     data = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER)
     _, (first,) = fit(seed=4, updates=1, data=data)
     rows_M = torch.randint(40, (64,), generator=torch.Generator().manual_seed(4))
-    untrained = net(scale_ms=float(data.cost_S.mean()))
+    untrained = shard_net(scale_ms=float(data.cost_S.mean()))
     with torch.no_grad():
         error_M = (predict_shards(untrained, data, rows_M) - data.cost_S[rows_M]) / data.cost_S.mean()
     assert first == pytest.approx(float(error_M.square().mean()))
@@ -99,7 +88,7 @@ def test_it_learns_what_shards_of_unseen_composition_cost() -> None:
 
 
 def test_the_learning_rate_falls_to_nothing() -> None:
-    data, made = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER), net()
+    data, made = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER), shard_net()
     optimizer = torch.optim.Adam(made.parameters())
     fit_autoshard_net(made, optimizer, data, FitConfig(10, 8, 1e-3), torch.Generator().manual_seed(0))
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
@@ -107,7 +96,7 @@ def test_the_learning_rate_falls_to_nothing() -> None:
 
 def test_a_round_goes_on_from_the_last_with_its_scale() -> None:
     data, generator = shards_of(TABLES, 40), torch.Generator().manual_seed(0)
-    new, config = new_checkpoint(net(), NORMALIZER), FitConfig(1, 8, 1e-3)
+    new, config = new_checkpoint(shard_net(), NORMALIZER), FitConfig(1, 8, 1e-3)
     first = cost_net_round(new, data[:20], config, Round(1, 2), generator).checkpoint
     scale_ms = ShardTensors.of(data[:20], NORMALIZER).cost_S.mean()
     assert float(first.net.cost_scale_ms) == pytest.approx(float(scale_ms))
@@ -151,15 +140,12 @@ def test_one_episode_by_hand() -> None:
     assert not env.active_B.any()
 
 
-def test_a_dead_end_ends_the_episode_and_costs_the_overflow_of_the_freest_device() -> None:
+def test_a_dead_end_costs_the_overflow_of_the_freest_device_or_without_the_mask_of_the_chosen_one() -> None:
     env = env_of([task(sized(6, 5, 5), devices=2, cap=4 * 8)])
     assert env.step(to(0)).done_B.tolist() == [False]
     assert env.observe().legal_BD.tolist() == [[False, True]]
     outcome = env.step(to(1))  # 6 and 5 of 8 are taken; the freest would hold 10
     assert outcome.done_B.tolist() == [True] and outcome.reward_B.tolist() == pytest.approx([-2 / 8])
-
-
-def test_without_the_mask_a_full_device_may_be_chosen_and_the_overflow_is_taken_off() -> None:
     env = env_of([task(sized(6, 6, 6), devices=2, cap=4 * 8)], mask_illegal=False)
     for device in (0, 1):
         env.step(to(device))

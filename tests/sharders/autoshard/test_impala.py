@@ -27,7 +27,7 @@ from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardShard
 from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.dreamshard.env import EpisodeBatch
 from support.autoshard_builders import MIXED, NORMALIZER, TIGHT, AdditiveShardModel, balance_policy, shard_net
-from support.builders import PLAIN_FEATURES, sized, task, working
+from support.builders import PLAIN_FEATURES, seeded, sized, task, working
 
 
 def column(*values: float) -> torch.Tensor:
@@ -212,10 +212,7 @@ def test_training_finds_the_known_optimum() -> None:
     of_task = task(working(*works), devices=2)
     config = replace(QUICK, num_updates=150, entropy_weight=0.05)
     model = AdditiveShardModel()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = AutoShardPolicy()
-    net.cost_scale_ms.fill_(10.0)
+    net = seeded(AutoShardPolicy, 0, scale_ms=10.0)
     env = BalanceEnv(EpisodeBatch.of([of_task], PLAIN_FEATURES), model, config.num_slots)
     optimizer = torch.optim.Adam(net.parameters())
     history = train_impala(net, optimizer, env, 1, config, torch.Generator().manual_seed(0))

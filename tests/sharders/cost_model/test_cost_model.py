@@ -32,7 +32,7 @@ def member_compute_ms(model: CostModel, sums: torch.Tensor) -> torch.Tensor:
         return model.net.member_ms(sums[:, INPUTS], sums[:, JUMPS]).sum(dim=-1)
 
 
-def test_additive_work_by_hand() -> None:
+def test_additive_work_by_hand_and_at_its_edges() -> None:
     """Dim 5 of 16 bits: rows of 10 bytes are one sector of 32, gradients of 20 bytes too. Pooling 2, batch 64."""
     twice_each = (0.0, 1.0) + (0.0,) * (NUM_REUSE_BINS - 2)
     (work,) = additive_work_TA([Table("t", 100, 5, 2.0, twice_each, 16)], 64).tolist()
@@ -46,9 +46,6 @@ def test_additive_work_by_hand() -> None:
         "unique_rows": 64.0,
         "unique_bytes": 64.0 * 32,
     }
-
-
-def test_edges_of_additive_work() -> None:
     (few_rows,) = additive_work_TA([table(rows=10, pooling=2.0)], 64).tolist()
     assert few_rows[QUANTITIES.index("unique_rows")] == 10
     (never_read,) = additive_work_TA([table(dim=4, pooling=0.0)], 64).tolist()

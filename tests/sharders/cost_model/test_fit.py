@@ -89,14 +89,12 @@ def fitted() -> tuple[CostModel, CostModelFitMetrics]:
     return fit_cost_model(placements(TRAIN_TABLES, 60), replace(CONFIG, num_updates=250))
 
 
-def errors_of(model: CostModel, test: Sequence[MeasuredPlacement]) -> list[float]:
-    return [predicted_ms(model, one.task, one.placement) / one.cost.max_device_ms - 1 for one in test]
-
-
 @pytest.mark.slow
 def test_a_world_of_additive_limits_is_foretold_for_unseen_tables() -> None:
     model, metrics = fit_cost_model(placements(TRAIN_TABLES, 100), CONFIG)
-    assert np.median(np.abs(errors_of(model, placements(TEST_TABLES, 60)))) < 0.02
+    test = placements(TEST_TABLES, 60)
+    errors = [predicted_ms(model, one.task, one.placement) / one.cost.max_device_ms - 1 for one in test]
+    assert np.median(np.abs(errors)) < 0.02
     assert metrics.held_out_pct_error < 2 and len(metrics.losses) == CONFIG.num_updates
 
 
@@ -241,15 +239,12 @@ def test_a_modelled_link_is_found_exactly() -> None:
     assert error < 1e-6
 
 
-def test_where_all_tasks_exchange_alike_bytes_rather_than_a_latency_take_the_time() -> None:
+def test_where_all_tasks_exchange_alike_bytes_take_the_time_and_a_single_device_tells_nothing() -> None:
     """One table of 8 on each of two devices: no count differs, and own bytes come first."""
     one = measured(task([table("a", dim=8), table("b", dim=8)], 2), (0, 1), cost(4.0, 4.0))
     exchange, error = fit_exchange([one])
     assert exchange.ms_per_byte > 0 and exchange == ExchangeTime(ms_per_byte=exchange.ms_per_byte)
     assert error < 1e-6
-
-
-def test_a_single_device_tells_nothing_about_the_link() -> None:
     alone = measured(task([table()], 1), (0,), cost(4.0))  # one millisecond each, the exchanges too
     exchange, error = fit_exchange([alone])
     assert exchange == ExchangeTime() and not exchange.takes_time and math.isnan(error)
@@ -301,7 +296,7 @@ def constant_model(always_ms: float) -> CostModel:
     return model
 
 
-def test_calibration_by_hand() -> None:
+def test_calibration_by_hand_in_which_random_shards_count_only_by_themselves() -> None:
     """All members say the same: the floor is the median error, and the factor brings nine tenths of them inside."""
     off = [0.01 * n for n in range(1, 20)]  # of 19 errors, the 18th is the conformal quantile of 90 %
     of_task = task(TRAIN_TABLES[:1], 1)
@@ -310,9 +305,6 @@ def test_calibration_by_hand() -> None:
     assert calibration.floor == pytest.approx(0.10, rel=1e-3)
     assert calibration.factor == pytest.approx(1.8, rel=1e-3)
     assert pct_error == pytest.approx(100 * (1 - math.exp(-0.10)), rel=1e-3)
-
-
-def test_random_shards_say_nothing_about_placements_unless_nothing_else_was_measured() -> None:
     of_task, model, by_member = task(TRAIN_TABLES[:1], 1), constant_model(4.0), torch.zeros(10, dtype=torch.int64)
     good = [measured(of_task, (0,), cost(4 * math.exp(0.01)))] * 5
     bad = [replace(measured(of_task, (0,), cost(8.0)), proposed_by=RANDOM_SHARD)] * 5

@@ -30,6 +30,7 @@ from support.builders import (
     PLAIN_FEATURES,
     ROOMY,
     AdditiveCostNet,
+    ByPredictedCost,
     SlowEpisode,
     capped,
     cost_net,
@@ -46,14 +47,10 @@ TABLES = some_tables(14)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
 
 
-def total_bytes(of_task: ShardingTask) -> int:
-    return sum(table.size_bytes for table in of_task.tables)
-
-
 def tight(of_task: ShardingTask, slack: float = 1.25) -> ShardingTask:
     """The task with so little memory that the mask decides a good part of the steps."""
-    largest = max(table.size_bytes for table in of_task.tables)
-    return capped(of_task, max(largest, int(slack * total_bytes(of_task) / of_task.num_devices)))
+    sizes = [table.size_bytes for table in of_task.tables]
+    return capped(of_task, max(*sizes, int(slack * sum(sizes) / of_task.num_devices)))
 
 
 MIXED = [
@@ -131,7 +128,7 @@ def test_tasks_of_different_lengths_and_device_counts_are_played_as_if_alone() -
 # The batch -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_pads_shorter_tasks_and_masks_missing_devices() -> None:
+def test_a_batch_pads_shorter_tasks_masks_missing_devices_and_repeats_side_by_side() -> None:
     first, second = task(TABLES[:3], devices=1, cap=100), task(TABLES[1:2], devices=3, cap=200)
     batch = EpisodeBatch.of([first, second], NORMALIZER)
     assert batch.table_BT.tolist() == [[0, 1, 2], [1, 0, 0]]
@@ -140,9 +137,6 @@ def test_a_batch_pads_shorter_tasks_and_masks_missing_devices() -> None:
     assert batch.device_mask_BD.tolist() == [[True, False, False], [True, True, True]]
     assert batch.memory_cap_B.tolist() == [100, 200]
     torch.testing.assert_close(batch.features_PF, NORMALIZER(TABLES[:3], BATCH_SIZE))
-
-
-def test_repeated_episodes_of_a_task_lie_side_by_side() -> None:
     batch = EpisodeBatch.of([task(TABLES[:2]), task(TABLES[2:4])], NORMALIZER).repeat(2)
     assert batch.table_BT.tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert len(batch.features_PF) == 4
@@ -154,11 +148,6 @@ def test_tables_of_more_than_four_gigabytes_do_not_overflow() -> None:
         EpisodeBatch.of([task(huge, devices=3, cap=600 * 10**9)], NORMALIZER), cost_net(), policy(), choose_best
     )
     assert sorted(episodes.placement(0, task(huge, devices=3)).device_of_table) == [0, 1, 2]
-
-
-def test_tasks_of_different_batch_sizes_do_not_share_features() -> None:
-    with pytest.raises(AssertionError):
-        EpisodeBatch.of([task(TABLES, batch_size=64), task(TABLES, batch_size=128)], NORMALIZER)
 
 
 # What does not matter ------------------------------------------------------------------------------------------------
@@ -181,7 +170,7 @@ def test_tables_are_placed_in_descending_single_table_cost() -> None:
     of_task = task(working(2.0, 9.0, 4.0, 1.0), devices=2)
     short = task(working(3.0, 5.0), devices=2)
     batch = EpisodeBatch.of([of_task, short], PLAIN_FEATURES)
-    episodes = rollout(batch, AdditiveCostNet(), EmptiestDevice(), choose_best)
+    episodes = rollout(batch, AdditiveCostNet(), EMPTIEST, choose_best)
     assert episodes.position_BT[0].tolist() == [1, 2, 0, 3]
     assert episodes.position_BT[1, :2].tolist() == [1, 0]
     assert batch.table_BT[0].gather(0, episodes.position_BT[0]).tolist() == episodes.table_BT[0].tolist()
@@ -190,34 +179,17 @@ def test_tables_are_placed_in_descending_single_table_cost() -> None:
 # Masks and choices ---------------------------------------------------------------------------------------------------
 
 
-class EmptiestDevice:
-    """A policy by hand: the device with the least predicted cost."""
-
-    def encode(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(features), 1)
-
-    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        return -costs.sum(dim=-1)
+EMPTIEST, FULLEST = ByPredictedCost(-1.0), ByPredictedCost(1.0)
 
 
-class FirstDevice(EmptiestDevice):
-    """A policy that wants everything on the device that is fullest already."""
-
-    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        return costs.sum(dim=-1)
-
-
-def test_the_emptiest_device_gives_the_known_placement_and_cost() -> None:
+def test_the_emptiest_device_is_as_known_and_a_full_one_is_left_alone_however_likely() -> None:
     """9 | 4 | then 2 and 1 to the second device: 9 | 7, so 3 * 9 ms of compute and 1 ms of exchange for one dim."""
     of_task = task(working(2.0, 9.0, 4.0, 1.0), devices=2)
-    episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostNet(), EmptiestDevice(), choose_best)
+    episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostNet(), EMPTIEST, choose_best)
     assert episodes.placement(0, of_task).device_of_table == (1, 0, 1, 1)
     assert float(episodes.predicted_ms_B[0]) == pytest.approx(28.0)
-
-
-def test_a_full_device_is_left_alone_however_much_the_policy_likes_it() -> None:
     of_task = task(sized(5, 4, 3, 2), devices=2, cap=4 * 7)
-    episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostNet(), FirstDevice(), choose_best)
+    episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostNet(), FULLEST, choose_best)
     assert episodes.finished_B.all()
     assert episodes.placement(0, of_task).shards() == ((0, 3), (1, 2))
 
@@ -276,17 +248,8 @@ def test_no_legal_device_leaves_the_episode_unfinished_at_infinite_cost_and_the_
     assert split_by(episodes.placement(1, well)) == split_by(alone.placement(0, well))
     with pytest.raises(AssertionError):
         episodes.placement(0, dead)
-
-
-def test_a_table_larger_than_any_device_is_a_dead_end_even_if_it_comes_first() -> None:
-    episodes = rollout(EpisodeBatch.of([task(sized(9), cap=4)], NORMALIZER), cost_net(), policy(), choose_best)
-    assert not episodes.finished_B.any() and not episodes.taken_BT.any()
-
-
-def test_one_device_takes_everything() -> None:
-    of_task = task(TABLES, devices=1)
-    episodes = rollout(EpisodeBatch.of([of_task], NORMALIZER), cost_net(), policy(), choose_best)
-    assert episodes.placement(0, of_task).device_of_table == (0,) * len(TABLES)
+    first = rollout(EpisodeBatch.of([task(sized(9), cap=4)], NORMALIZER), cost_net(), policy(), choose_best)
+    assert not first.finished_B.any() and not first.taken_BT.any(), "not even the first table fits"
 
 
 def test_a_device_without_tables_is_seen_as_the_zero_representation() -> None:
@@ -308,7 +271,7 @@ class IdlestDevice(AdditiveCostNet):
 
 def test_the_overall_cost_is_asked_for_the_devices_of_the_task_only() -> None:
     batch = EpisodeBatch.of([task(working(5.0, 3.0), devices=2), task(working(5.0), devices=3)], PLAIN_FEATURES)
-    episodes = rollout(batch, IdlestDevice(), EmptiestDevice(), choose_best)
+    episodes = rollout(batch, IdlestDevice(), EMPTIEST, choose_best)
     assert episodes.predicted_ms_B.tolist() == pytest.approx([3.0, 0.0])
 
 

@@ -10,15 +10,16 @@ from torch import nn
 
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.placement import Placement, check_placement
+from evenshard.sharders.catalog import roll_out
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardSharder, lean_cost_net, lean_policy
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import roll_out
 from evenshard.sharders.training import REPRESENTATION_SIZE
 from support.builders import (
     BATCH_SIZE,
     PLAIN_FEATURES,
     AdditiveCostNet,
+    ByPredictedCost,
     FakeHardware,
     cost_net,
     play_slowly,
@@ -78,11 +79,8 @@ def test_the_overall_cost_reads_the_maximum_over_devices_element_by_element() ->
     torch.testing.assert_close(net.overall_cost(halves, mask), net.overall_cost(torch.stack([high, low])[None], mask))
 
 
-def test_table_representations_are_never_negative_so_that_they_add_up() -> None:
+def test_representations_are_never_negative_and_the_costs_are_in_the_order_forward_exchange_backward() -> None:
     assert (cost_net().encode(torch.randn(50, 21, generator=torch.Generator().manual_seed(0))) >= 0).all()
-
-
-def test_the_three_costs_stand_in_the_order_forward_exchange_backward() -> None:
     net = cost_net(scale_ms=1.0)
     with torch.no_grad():
         for number, head in enumerate((net.fwd_compute_head, net.bwd_all_to_all_head, net.bwd_compute_head), start=1):
@@ -92,41 +90,29 @@ def test_the_three_costs_stand_in_the_order_forward_exchange_backward() -> None:
     assert net.device_costs(torch.zeros(2, REPRESENTATION_SIZE)).tolist() == [[1.0, 2.0, 3.0]] * 2
 
 
-def test_all_costs_are_in_units_of_the_scale() -> None:
+def test_costs_are_in_units_of_the_scale_of_the_network_and_of_the_policy() -> None:
     unit, scaled = cost_net(scale_ms=1.0), cost_net(scale_ms=250.0)
     sums = torch.rand(2, REPRESENTATION_SIZE, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(scaled.device_costs(sums), unit.device_costs(sums) * 250)
     torch.testing.assert_close(overall(scaled, sums, True, True), overall(unit, sums, True, True) * 250)
+    costs = torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 1.0]])
+    ten_times = policy(scale_ms=30.0).device_logits(sums, 10 * costs)
+    torch.testing.assert_close(ten_times, policy(scale_ms=3.0).device_logits(sums, costs))
+    assert (policy(scale_ms=30.0).device_logits(sums, costs) - ten_times).abs().max().detach() > 1e-3
 
 
 def untrained() -> DreamShardSharder:
     return DreamShardSharder(cost_net(), policy(), NORMALIZER)
 
 
-class ByPredictedCost:
-    """A policy by hand: a factor on the predicted costs of a device."""
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
-
-    def encode(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(features), 1)
-
-    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        return self._factor * costs.sum(dim=-1)
-
-
 def by_hand(factor: float, num_rollouts: int = 0) -> DreamShardSharder:
     return DreamShardSharder(AdditiveCostNet(), ByPredictedCost(factor), PLAIN_FEATURES, num_rollouts)
 
 
-def test_dreamshard_goes_where_the_policy_points() -> None:
+def test_dreamshard_goes_where_the_policy_points_unless_rollouts_predict_less() -> None:
     of_task = task(working(4.0, 7.0, 3.0), devices=2)
     assert split_by(by_hand(-1.0).place(of_task)) == {(1,), (0, 2)}
     assert split_by(by_hand(+1.0).place(of_task)) == {(0, 1, 2)}
-
-
-def test_with_rollouts_the_predicted_cost_decides_and_the_most_probable_one_stays_where_none_is_better() -> None:
     of_task = task(working(4.0, 7.0, 3.0), devices=2)
     assert split_by(by_hand(0.001).place(of_task)) == {(0, 1, 2)}
     assert split_by(by_hand(0.001, num_rollouts=64).place(of_task)) == {(1,), (0, 2)}
@@ -157,13 +143,6 @@ def test_a_dead_end_of_the_best_guess_is_rescued_and_the_cheapest_of_the_samples
     assert split_by(by_hand(0.001).place(of_task)) == {(0, 3), (1, 2, 4)}
 
 
-def test_the_policy_sees_costs_in_units_of_its_scale() -> None:
-    sums, costs = torch.zeros(2, 32), torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 1.0]])
-    ten_times = policy(scale_ms=30.0).device_logits(sums, 10 * costs)
-    torch.testing.assert_close(ten_times, policy(scale_ms=3.0).device_logits(sums, costs))
-    assert (policy(scale_ms=30.0).device_logits(sums, costs) - ten_times).abs().max().detach() > 1e-3
-
-
 def test_samples_explore_and_are_legal_and_none_without_room() -> None:
     roomy, impossible = task(TABLES, devices=3, task_id="a"), task(TABLES, devices=3, cap=8, task_id="b")
     first, none, other = untrained().sample([roomy, impossible, roomy], torch.Generator().manual_seed(0))
@@ -181,5 +160,5 @@ def test_many_samples_of_one_task_are_those_of_equal_tasks_and_a_roll_out_takes_
     )
     assert repeated == equal != otherwise
     assert roll_out(sharder, of_task, seed=0, count=4) == repeated
-    monkeypatch.setattr("evenshard.sharders.learned.MOST_CHOICES", 3 * 10 * 3)
+    monkeypatch.setattr("evenshard.sharders.catalog.MOST_CHOICES", 3 * 10 * 3)
     assert len(roll_out(sharder, of_task, seed=0)) == 3

@@ -21,7 +21,7 @@ from evenshard.measure.traces.collectives import (
 from evenshard.measure.traces.fused_calls import DENSE, FusedCall, list_fused_calls, missing_calls_error
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, Trace, read_traces
 from evenshard.price.costs import interquartile_range
-from evenshard.price.step_time import Phases
+from evenshard.price.step_time import Phases, step_ms
 
 _US_PER_MS = 1000.0
 _OF_EMBEDDINGS: tuple[CollectiveKind, ...] = ("forward", "backward")
@@ -101,6 +101,17 @@ class ObservedTraining:
     def phases(self) -> Phases:
         """Return the times of each rank's embedding work in a step, ms; 0 if unknown."""
         return Phases(*np.array([[time_ms or 0.0 for time_ms in rank.phases_ms] for rank in self.ranks]).T)
+
+    def rest_ms(self, pipeline: str = "") -> float | None:
+        """Return the time of a step beside its embedding work, ms: dense layers, their all-reduce, and the host.
+
+        Args:
+            pipeline: training pipeline of the job; the default pipeline if empty.
+
+        Returns:
+            None if a trace lacks a part of the embedding work.
+        """
+        return None if self.unseen else max(self.step_ms - float(step_ms(self.phases, pipeline)), 0.0)
 
     @property
     def unseen(self) -> tuple[str, ...]:

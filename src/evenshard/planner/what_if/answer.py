@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,8 @@ def _even_caps(answer: PlacementAnswer) -> dict[str, float]:
     return {"memory_cap_gb": bytes_to_gb(cap), "reserved_gb": bytes_to_gb(reserved)}
 
 
+# More devices pay while they process at least this share of what as many earlier devices process.
+LEAST_PAYING = 0.5
 WHAT_IF_VERSION = 1  # version of the JSON's keys
 # Weight of a step's milliseconds in a comparison, such as 1 / batch size for throughput or cost per ms for prices.
 StepWeight = Callable[[WhatIfOption], float]
@@ -308,7 +311,25 @@ class WhatIfAnswer:
     @property
     def has_dense(self) -> bool:
         """Return True if times include the dense part of a step."""
-        return any(self.dense_ms.values())
+        return any(self.dense_ms.values()) or any(one.step is not None for one in self.options)
+
+    @cached_property
+    def stops(self) -> tuple[tuple[WhatIfOption, WhatIfOption | None], ...]:
+        """Return, for each hardware, the machine from which on more devices stop paying, and the next larger one.
+
+        They stop paying where the additional devices process less than ``LEAST_PAYING`` of the samples per second that
+        as many devices of the smaller machine process. With several group or memory sizes, the fastest option counts.
+        The next machine is None if all devices pay. Hardware with a single number of devices is left out.
+        """
+        found = []
+        for hardware in dict.fromkeys(option.hardware for option in self.options):
+            fitting = [option for option in self.options if option.fits and option.hardware == hardware]
+            fitting.sort(key=lambda option: (option.num_devices, option.samples_per_s.value))
+            ordered = list({option.num_devices: option for option in fitting}.values())
+            pairs = ((fewer, more) for fewer, more in pairwise(ordered) if not _pays(fewer, more))
+            if len(ordered) > 1:
+                found.append(next(pairs, (ordered[-1], None)))
+        return tuple(found)
 
     @property
     def has_groups(self) -> bool:
@@ -334,7 +355,13 @@ class WhatIfAnswer:
             "price_note": None if prices is None else prices.note,
             "options": [_option_record(one) for one in self.options],
             **{name: best_record(getattr(self, name)) for name in ("fastest", "cheapest", "cheapest_in_time")},
+            "stops_paying": [number[id(fewer)] for fewer, more in self.stops if more is not None],
         }
+
+
+def _pays(fewer: WhatIfOption, more: WhatIfOption) -> bool:
+    gained = more.samples_per_s.value / fewer.samples_per_s.value - 1
+    return gained >= LEAST_PAYING * (more.num_devices / fewer.num_devices - 1)
 
 
 def save_what_if(found: WhatIfAnswer, path: str | Path) -> None:
@@ -358,7 +385,7 @@ def _option_record(one: WhatIfOption) -> dict[str, Any]:
     fullest = fullest_device(one.answer)
     return record | {
         "embeddings_ms": asdict(one.embeddings_ms),
-        "dense_ms": one.dense_ms,
+        "dense_ms": one.dense_part_ms,
         "sync": None if one.sync is None else {**asdict(one.sync), "step_ms": one.sync.step_ms},
         "step_ms": asdict(one.step_ms),
         "samples_per_s": asdict(one.samples_per_s),

@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-
 from evenshard.base.errors import BadConfig
 from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief
@@ -29,9 +27,10 @@ from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.hosts import own_link
 from evenshard.planner.what_if.option import Sync
-from evenshard.price.collectives import GRADIENT_BYTES, Links, all_reduce_bytes, transfer_ms
+from evenshard.price.collectives import GRADIENT_BYTES
+from evenshard.price.dense import all_reduce_ms
 from evenshard.price.hardware import HardwareName
-from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link, link_name
+from evenshard.price.link import GPUS_OF_A_NODE, LINKS, link_name
 
 _Value = TypeVar("_Value")
 # Default link between hosts by the link within a host: the network that such servers are sold with.
@@ -194,29 +193,13 @@ def sync_of(answer: PlacementAnswer, machine: Nodes, layout: str, every: int) ->
     held = sum_synced_bytes(answer)
     # TorchRec reduces weights and optimizer states in separate collectives.
     collectives = 1 + any(memory.optimizer_state for memory in answer.part_memory)
-    sent, once_ms = _all_reduce(replicas, max(held), answer.link, collectives)
+    sent, once_ms = all_reduce_ms(replicas, max(held), answer.link, collectives)
     return Sync(every, max(held), groups * sum(held), sent, once_ms if max(held) else 0.0)
 
 
 def replicas_ms(answer: PlacementAnswer, machine: Nodes) -> float:
     """Return the additional time, ms, of averaging data_parallel gradients over all groups instead of one."""
-    values = sum(
-        table.num_rows * table.embedding_dim
-        for table in answer.request.tables
-        if TYPES[answer.type_of_table[table.name]].is_replicated
-    )
-
-    def over(devices: Nodes) -> float:
-        if not values or devices.num_devices == 1:
-            return 0.0
-        return _all_reduce(devices, GRADIENT_BYTES * values, answer.link)[1]
-
-    return over(machine) - over(answer.request.nodes)
-
-
-def _all_reduce(machine: Nodes, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
-    links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
-    moved = all_reduce_bytes(machine, np.full(machine.num_devices, float(held)))
-    latency_ms = links.widest.latency_ms(machine.num_devices, moved.collective)
-    once_ms = collectives * latency_ms + float(transfer_ms(machine, moved, links).max())
-    return round(float((moved.intra + moved.inter).max())), once_ms
+    held = GRADIENT_BYTES * answer.replicated_values
+    if not held:
+        return 0.0
+    return all_reduce_ms(machine, held, answer.link)[1] - all_reduce_ms(answer.request.nodes, held, answer.link)[1]

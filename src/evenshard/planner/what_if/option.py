@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from evenshard.base.documents import read_yaml
@@ -12,6 +13,7 @@ from evenshard.base.messages import brief
 from evenshard.base.typed import read_record
 from evenshard.placement.nodes import Nodes
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.price.dense import StepTime
 from evenshard.price.hardware import HardwareName
 from evenshard.price.step import step_shares_ms
 
@@ -70,7 +72,7 @@ class WhatIfOption:
         layout: contiguous or strided, if there are several groups; see ``machines``.
         problem: reason that the tables do not fit; empty if they do.
         answer: placement on one group; None if the tables do not fit.
-        dense_ms: step time without embeddings.
+        dense_ms: given step time without embeddings; 0 to predict it from the answer's dense layers, if it has any.
         overlap: fraction of the shorter of embedding time and ``dense_ms`` that is hidden behind the longer.
         price_per_hour: price of the machine; None without prices.
         sync: averaging of weights over groups; None for one group.
@@ -125,11 +127,28 @@ class WhatIfOption:
         placed = self._fitting_answer
         return PredictedInterval(placed.predicted_ms, placed.low_ms, placed.high_ms).times(self._replicas_factor)
 
+    @cached_property
+    def step(self) -> StepTime | None:
+        """Return the predicted time of the whole step; None if the dense part is unknown, or its time is given."""
+        return None if self.dense_ms or self.answer is None else self.answer.step_on(self.machine)
+
+    @property
+    def dense_part_ms(self) -> float:
+        """Return the time that the dense part adds to the embeddings, without overlap."""
+        return self.dense_ms if self.step is None else self.step.total_ms - self._fitting_answer.predicted_ms
+
     @property
     def step_ms(self) -> PredictedInterval:
-        """Return the step time: embeddings, dense part, and mean time of ``sync``. The dense time is assumed exact."""
+        """Return the step time: embeddings, dense part, and mean time of ``sync``. A given dense time counts as exact.
+
+        The interval of predicted dense layers is that of ``StepTime``, without ``overlap`` at its upper end.
+        """
         off, sync = self.link_factor, self.sync_ms
         own = self.embeddings_ms
+        if self.step is not None:
+            low = min(self.step.low_ms + self.replicas_ms, self._with_dense(own.low))
+            value = self._with_dense(own.value) + sync
+            return PredictedInterval(value, low + sync / off, self.step.high_ms + self.replicas_ms + sync * off)
         ends = ((own.value, sync), (own.low, sync / off), (own.high, sync * off))
         return PredictedInterval(*(self._with_dense(embeddings) + averaging for embeddings, averaging in ends))
 
@@ -179,7 +198,8 @@ class WhatIfOption:
         return 1 + self.replicas_ms / self._fitting_answer.predicted_ms
 
     def _with_dense(self, embeddings_ms: float) -> float:
-        return embeddings_ms + self.dense_ms - self.overlap * min(embeddings_ms, self.dense_ms)
+        dense_ms = self.dense_part_ms
+        return embeddings_ms + dense_ms - self.overlap * min(embeddings_ms, dense_ms)
 
 
 # Prices ---------------------------------------------------------------------------------------------------------------

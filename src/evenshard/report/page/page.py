@@ -95,6 +95,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "label_of": label_of,
         "device_text": device_text,
         "timed": step_facts.timing_word(answer),
+        "whole_step": step_facts.whole_step_headline(answer),
         "predicted_by": _predicted_by(answer),
         "title": f"{count_text(len(answer.request.tables), 'table')} on {count_text(answer.num_devices, 'device')}",
         "best": step_facts.best_baseline(answer),

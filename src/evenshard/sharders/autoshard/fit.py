@@ -16,9 +16,9 @@ from evenshard.price.costs import OK, MeasuredPlacement
 from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.impala import ImpalaConfig, policy_round
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
+from evenshard.sharders.catalog import LearnedSharder
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import LearnedSharder
 from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 

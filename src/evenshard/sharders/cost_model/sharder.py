@@ -19,9 +19,9 @@ from evenshard.price.step import PartCosts, PredictedParts
 from evenshard.search.infeasibility import require_feasible
 from evenshard.search.lower_bound import lower_bound_ms
 from evenshard.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.catalog import MOST_PROPOSALS, TrainedSharder, roll_out
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import whole_costs
-from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, roll_out
 from evenshard.sharders.simple import expert_sharders
 
 MOST_STARTS = 8  # best proposals from which the search starts

@@ -12,11 +12,11 @@ from statistics import fmean
 import torch
 
 from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement
+from evenshard.sharders.catalog import LearnedSharder
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, policy_round
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import LearnedSharder
 from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 

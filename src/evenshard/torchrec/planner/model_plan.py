@@ -26,7 +26,7 @@ from evenshard.price.hardware import HardwareName
 from evenshard.report.answer import make_displayable
 from evenshard.report.step_facts import EMBEDDING_WORK, warning_texts
 from evenshard.report.table_facts import assumed_lookups_texts
-from evenshard.sharders.learned import Sharder
+from evenshard.sharders.catalog import Sharder
 from evenshard.torchrec.baseline.sharder import TorchRecPlanner
 from evenshard.torchrec.baseline.topology import DEFAULT_SETTING, Bandwidths, planner_error
 from evenshard.torchrec.model.modules import dense_bytes, find_collections, find_other_modules, qualify_name

@@ -18,6 +18,7 @@ from evenshard.planner.request import PlacementRequest, sharding_types_of
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import TableSet
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, KERNELS_OF_TABLES, TooStrict
+from evenshard.torchrec.model.dense_layers import find_dense_layers
 from evenshard.torchrec.model.fused_optimizers import find_optimizers
 from evenshard.torchrec.model.modules import LocatedTable, locate_tables
 from evenshard.torchrec.model.tables import table_set_of
@@ -98,7 +99,8 @@ def request_of(
     optimizers = find_optimizers(module, knobs.training.optimizer, sharders)
     communication, unlike = communication_of(located, sharders)
     request = build_request(knobs, found.known, optimizers, machine.devices(knobs.machine, is_whole), dense)
-    request = replace(request, rules=request.rules + found.rules, communication=communication)
+    layers = request.dense or find_dense_layers(module, request.tables, sharders)
+    request = replace(request, rules=request.rules + found.rules, communication=communication, dense=layers)
     if is_whole:
         request = replace(request, sharding_types=types)
     left_out = _left_out(request, located, bounds)

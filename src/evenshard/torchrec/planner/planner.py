@@ -24,7 +24,7 @@ from evenshard.planner.knobs import Knobs, group_knobs
 from evenshard.planner.memory import RESERVED_SHARE
 from evenshard.planner.request import sharding_types_of
 from evenshard.report.answer import PlacementAnswer
-from evenshard.sharders.learned import Sharder
+from evenshard.sharders.catalog import Sharder
 from evenshard.torchrec.baseline.topology import planner_error, require_torchrec
 from evenshard.torchrec.planner.arguments import (
     DEFAULT_BATCH_SIZE,
