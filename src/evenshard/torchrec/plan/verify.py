@@ -17,8 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut
@@ -45,7 +46,7 @@ from evenshard.torchrec.model.fused_optimizers import AllowedReplicas, FusedOpti
 from evenshard.torchrec.model.modules import LocatedTable, find_other_tables, locate_tables, qualify_name
 from evenshard.torchrec.model.tables import tables_of
 from evenshard.torchrec.model.trainable import ANY_TYPE, ShardedTable, list_untrainable
-from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, table_of_parts
+from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry
 from evenshard.torchrec.plan.layout import Layout, read_layout
 from evenshard.torchrec.plan.plans import parameter_sharding, plan_orders
 
@@ -57,13 +58,7 @@ if TYPE_CHECKING:
 # Data types that FBGEMM's fused kernels train: on CPUs as tried with FBGEMM 1.8, on GPUs except for integers.
 TRAINED_DATA_TYPES = {"cpu": ("fp32", "fp16"), "cuda": ("fp32", "fp16", "bf16", "fp8")}
 # TorchRec's other kernels that train; evenshard does not place them.
-OTHER_KERNELS = (
-    "customized_kernel",
-    "fused_triton",
-    "ssd_virtual_table",
-    "dram_virtual_table",
-    "dram_ssd_virtual_table",
-)
+OTHER_KERNELS = ("customized_kernel", "fused_triton", *(f"{one}_virtual_table" for one in ("ssd", "dram", "dram_ssd")))
 _PLACEMENT = re.compile(r"rank:(\d+)/\w+(?::(\d+))?")
 
 
@@ -77,11 +72,7 @@ class Job:
 
     @staticmethod
     def of(world_size: int, sharding_group_size: int | None = None, node_group_size: int | None = None) -> Job:
-        """Return the job of this process's environment (LOCAL_WORLD_SIZE, ...) with these ranks and 2D groups, if any.
-
-        Raises:
-            BadConfig: if TorchRec cannot form the groups.
-        """
+        """Return the job of this environment (LOCAL_WORLD_SIZE, ...); raise BadConfig if groups are impossible."""
         require_torchrec()
         from torchrec.distributed import comm
 
@@ -92,11 +83,9 @@ class Job:
             except ValueError as error:
                 raise BadConfig(f"{error}. Correct TORCHREC_RESOLVED_POD_SIZE.") from None
         node = node_group_size or local
-        if min(sharding_group_size, node) < 1 or world_size % sharding_group_size or sharding_group_size % node:
-            raise BadConfig(
-                f"{world_size} ranks cannot form sharding groups of {sharding_group_size} ranks with nodes of {node}. "
-                f"Give sizes that divide each other."
-            )
+        if world_size % sharding_group_size or sharding_group_size % node:
+            sizes = f"sharding groups of {sharding_group_size} ranks with nodes of {node}"
+            raise BadConfig(f"{world_size} ranks cannot form {sizes}. Give sizes that divide each other.")
         return Job(sharding_group_size, node)
 
     @staticmethod
@@ -104,19 +93,6 @@ class Job:
         """Return the job of TorchRec's environment, which may be a ``ShardingEnv2D``."""
         whole = getattr(env, "global_world_size", None)
         return Job.of(env.world_size) if whole is None else Job.of(whole, env.world_size, env.node_group_size)
-
-    def problems(self, layout: Layout) -> Iterator[str]:
-        """Yield the contradictions between these ranks and those that a plan states."""
-        if layout.world_size not in (0, self.world_size):
-            yield (
-                f"the plan is for {layout.world_size} ranks, but {self.world_size} ranks of the job share the tables. "
-                f"Place the tables again, or start {layout.world_size} ranks."
-            )
-        elif self.local_world_size and layout.local_world_size not in (0, self.local_world_size):
-            yield (
-                f"the plan is for {layout.local_world_size} ranks per node, but the job has {self.local_world_size} "
-                f"(LOCAL_WORLD_SIZE). Place the tables again for this job."
-            )
 
 
 @dataclass
@@ -156,7 +132,7 @@ def verify(
         BadFile: if a file cannot be read.
         BadConfig: if the model has no tables, or an argument is invalid.
     """
-    tables = None if model is None else _ModelTables.of(model, sharders)
+    tables = None if model is None else _read_model(model, sharders)
     layout = read_layout(plan)
     if dense_optimizer:
         layout = replace(layout, replicas=replace(layout.replicas, dense_optimizer=dense_optimizer))
@@ -183,7 +159,7 @@ def require_no_problems(
     job = None if not world_size or is_group else Job.of(world_size)
     ranks = machine.num_devices, machine.devices_per_node
     layout = replace(read_layout(plan), compute_device=compute_device, replicas=replicas)
-    found = _Check(replace(layout, world_size=ranks[0], local_world_size=ranks[1]), _ModelTables.of(modules), job)
+    found = _Check(replace(layout, world_size=ranks[0], local_world_size=ranks[1]), _read_model(modules), job)
     found.check(None)
     if found.says.problems:
         count = len(found.says.problems)
@@ -194,25 +170,25 @@ def require_no_problems(
 # Checks of a whole plan -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _ModelTables:
+class _Model(NamedTuple):
     located: tuple[LocatedTable, ...]
     tables: tuple[Table, ...]
     fused: Mapping[str, FusedOptimizer]
     others: frozenset[str]  # tables of modules that evenshard does not place
 
-    @staticmethod
-    def of(model: Modules, sharders: Sequence[Any] | None = None) -> _ModelTables:
-        located = locate_tables(model, sharders)
-        others = () if isinstance(model, Mapping) else (name for name, _ in find_other_tables(model, sharders))
-        fused = find_fused_optimizers(located, sharders)
-        return _ModelTables(located, tables_of(model, sharders=sharders), fused, frozenset(others))
+
+def _read_model(model: Modules, sharders: Sequence[Any] | None = None) -> _Model:
+    located = locate_tables(model, sharders)
+    others = () if isinstance(model, Mapping) else (name for name, _ in find_other_tables(model, sharders))
+    return _Model(
+        located, tables_of(model, sharders=sharders), find_fused_optimizers(located, sharders), frozenset(others)
+    )
 
 
 class _Check:
     """A plan with the tables of the model, of placement.json, or else of the plan itself."""
 
-    def __init__(self, layout: Layout, model: _ModelTables | None, job: Job | None) -> None:
+    def __init__(self, layout: Layout, model: _Model | None, job: Job | None) -> None:
         self.layout, self.model, self.job, self.machine = layout, model, job, layout.machine
         if job is not None:
             self.machine = replace(self.machine, num_devices=job.world_size, devices_per_node=job.node_size)
@@ -225,13 +201,12 @@ class _Check:
             return
         self.tables = {} if layout.request is None else {table.name: table for table in layout.request.tables}
         for name in self.entries.keys() - self.tables.keys():
-            with_size = (
-                table_of_parts(name, parts_of_entry(name, self.entries[name])) if self.entries[name].shards else None
-            )
-            self.tables[name] = with_size or Table(name, 1, COLUMN_STEP, 1.0)  # TorchRec lists no shards of replicas
+            shards = self.entries[name].shards  # TorchRec lists none of a replica
+            ends = [tuple(map(add, shard.shard_offsets, shard.shard_sizes)) for shard in shards] or [(1, COLUMN_STEP)]
+            num_rows, columns = map(max, zip(*ends, strict=True))
+            self.tables[name] = Table(name, num_rows, columns, 1.0)
 
-    def _match(self, model: _ModelTables) -> None:
-        """Name entries as the model's tables, and list tables that only the model or only the plan has."""
+    def _match(self, model: _Model) -> None:
         left, alike = self.entries, _by_last_name(self.entries)
         self.entries = {}
         for one, table in zip(model.located, model.tables, strict=True):
@@ -253,16 +228,20 @@ class _Check:
     def check(self, cap_gb: float | None) -> None:
         """Find the problems of the plan by itself; ``cap_gb`` is the memory of each device, if it is known."""
         says, layout, job = self.says, self.layout, self.job
+        local, stated = layout.local_world_size, (layout.world_size, layout.local_world_size)
         if job is not None:
-            says.problems += job.problems(layout)
-        local = layout.local_world_size if job is None else job.local_world_size
+            local = job.local_world_size
+            for what, own, of_job in zip(("ranks", "ranks per node"), stated, (job.world_size, local), strict=True):
+                if own and of_job and own != of_job:
+                    text = (
+                        f"the plan is for {own} {what}, but the job has {of_job}. Place the tables again for this job."
+                    )
+                    says.problems.append(text)
         for name, entry in self.entries.items():
             try:
                 table = self.tables[name]
-                is_replica = entry.sharding_type in REPLICATED
-                parts = (
-                    (replica(table, range(self.machine.num_devices)),) if is_replica else parts_of_entry(name, entry)
-                )
+                replicated = (replica(table, range(self.machine.num_devices)),)
+                parts = replicated if entry.sharding_type in REPLICATED else parts_of_entry(name, entry)
                 if (problem := shard_problem(entry, parts, table, self.machine, local)) is None:
                     self.parts[name] = parts
                 self._add(name, problem)
@@ -289,23 +268,21 @@ class _Check:
         for name, entry in self.entries.items():
             self._add(name, *kernel_problems(entry, self.tables[name], device, optimizers.get(name, "")))
         says.checked.append(f"kernels and widths on {device}")
-        if self.model is None and asked is None:
-            says.unchecked.append("data types, pooling, optimizers (--model)")
-            return
-        says.checked.append("data types, pooling, optimizers")
+        known = self.model is not None or asked is not None
+        (says.checked if known else says.unchecked).append(
+            "data types, pooling, optimizers" + " (--model)" * (not known)
+        )
         count = len(says.problems)
         if asked is not None and len(self.parts) == len(asked.tables):
             task = require_row_wise_means(asked.task(), self.parts)
             broken = (find_broken_limit(task, at, self.parts[one.name]) for at, one in enumerate(asked.tables))
             says.problems += [f"{problem}. Place it again." for problem in broken if problem is not None]
-        if len(says.problems) > count:  # problems of pooling are among them
-            return
         collections = defaultdict[Any, list[ShardedTable]](list)
         for name, parts in self.parts.items():
             table = self.tables[name]
             own = ShardedTable(name, table.pooling, self.entries[name].sharding_type, ANY_TYPE, parts)
             collections[table.collection].append(own)
-        for collection in collections.values():
+        for collection in collections.values() if known and len(says.problems) == count else ():  # else among them
             says.problems += list_untrainable(collection, self.machine, device)
 
     def _check_memory(self, cap_gb: float | None) -> None:
@@ -354,7 +331,7 @@ class _Check:
 
     def orders(self) -> Any:
         """Return the order of pooled outputs by collection; raise BadConfig if it is unknown."""
-        if len(self.parts) < len(self.layout.entries):
+        if len(self.parts) < len(self.layout.entries if self.model is None else self.model.located):
             raise BadConfig("a plan has problems")
         if self.layout.world_size and self.request is not None:  # evenshard chooses the types that it writes
             return output_orders(self.request, self.parts)
