@@ -48,10 +48,10 @@ def place(
     Ctrl-C ends the search with the best placement so far, if there is one; a note of the answer says so.
 
     Args:
-        tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, local or on S3
-            (s3://bucket/tables.parquet); or ``Table``s, a ``pandas.DataFrame`` or a list of dicts with the columns of a
-            table file; or TorchRec's ``EmbeddingBagCollection`` or ``EmbeddingCollection``, a model with some, or a
-            list of their configurations.
+        tables: a table file, another tool's file, a text with sizes (1460-583), the name of a public set, a DLRM batch
+            file or a folder of traffic, local or on S3 (s3://bucket/tables.parquet); or ``Table``s, a
+            ``pandas.DataFrame`` or a list of dicts with the columns of a table file; or TorchRec's
+            ``EmbeddingBagCollection`` or ``EmbeddingCollection``, a model with some, or a list of their configurations.
         knobs: the fields of ``Machine``, ``Memory``, ``Training``, ``Sharding``, ``TableSources``, ``TableRules``,
             ``Search`` and ``InUse``, as arguments of their own names, or as instances of these classes.
         progress: called with the predicted time of the best placement so far, ms, and the share of the search that is

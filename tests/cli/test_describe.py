@@ -14,6 +14,7 @@ from evenshard.base.provenance import Lineage
 from evenshard.cli import main
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.planner.file import save_answer
+from evenshard.tables.files import save_tables
 from support.builders import PROVENANCE, cost, some_tables
 from support.tracking_builders import write_costs, write_model
 
@@ -95,10 +96,24 @@ def test_a_journal_that_another_process_writes(workdir: Path, capsys: pytest.Cap
     assert path.read_bytes() == content
 
 
+def test_tables_of_any_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tables(TABLES, "tables.json")
+    facts = described(capsys, "tables.json")
+    assert facts["kind"] == "a table file" and facts["tables"] == "4 for 4 features" and "notes" not in facts
+    Path("sizes.txt").write_text("1048576-1048576")
+    assert main(["describe", "sizes.txt", "--dim", "128"]) == 0
+    text = capsys.readouterr().out
+    assert "a list of sizes" in text and "weights        1 GB" in text and "pooling_factor of 2 tables: 1, the" in text
+
+
 def test_bad_input_is_exit_code_2(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
     Path("odd.txt").write_text("odd")
-    for path, said in (("none.json", "no such file"), ("empty", "has no cost_model"), ("odd.txt", "odd.txt: ")):
+    for path, said in (
+        ("none.json", "no such file"),
+        ("empty", "has no cost_model"),
+        ("odd.txt", "is neither a list of tables"),
+    ):
         assert main(["describe", path]) == 2
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1

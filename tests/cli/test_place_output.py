@@ -81,6 +81,12 @@ def test_the_best_so_far_is_shown_in_a_terminal(
     assert shows or said == b""
 
 
+@pytest.mark.parametrize("words", [["place", "-v"], ["what-if"]])
+def test_sizes_are_tables(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main([*words, "--sizes", "1460-583", "--dim", "16", "--devices", "2"]) == 0
+    assert "pooling_factor" in (text := capsys.readouterr().out) or "The lookups per sample of 2 tables" in text
+
+
 def test_a_flag_that_needs_another_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, said in ((["--hardware", "h1000"], "Did you mean h100?"), (["--max-move-gb", "1"], "near is not set")):
         assert main([*PLACE, *flags]) == 2

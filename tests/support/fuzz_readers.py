@@ -37,6 +37,13 @@ TEXTS = {
     "link.yaml": "{source: measured, latency_us: {value: 3, source: measured}, "
     "bandwidth_gb_s: {value: 30, source: measured}}\n",
     "address": "s3://bucket/a b/ü@x",
+    "pipeline.config": 'feature_configs { sequence_feature { sequence_name: "s" sequence_length: 5 features { '
+    'id_feature { feature_name: "b" zch { zch_size: 9 } embedding_dim: 4 } } } } model_config { feature_groups { '
+    'group_type: WIDE feature_names: "s__b" } } data_config { batch_size: 9 }',
+    "schema.pbtxt": r'feature { name: "a" value_count { max: 3 } int_domain { max: 9 is_categorical: true } }',
+    "model.json": '{"layers": [{"slot_size_array": [9], "sparse": [{"top": "a", "slot_num": 1, "nnz_per_slot": 2}]}, '
+    '{"bottom": "a", "top": "b", "sparse_embedding_hparam": {"embedding_vec_size": 8}}]}',
+    "sizes.json": '{"a": [9, 8], "b": {"rows": 5, "dim": 8}}',
 }
 Read = Callable[[Path], object]
 
@@ -63,6 +70,7 @@ def _read_device(path: Path) -> None:
 # By the path of the good file in ``good_files()``.
 READERS: dict[str, Read] = {
     **dict.fromkeys(("tables.json", "tables.yaml", "tables.csv", "tables.parquet"), _read_tables),
+    **dict.fromkeys(("pipeline.config", "schema.pbtxt", "model.json", "sizes.json"), _read_tables),
     "tasks.json": reader("placement.tasks:load_tasks", POOL),
     "params.yaml": lambda path: [one.settings(use("base.documents:load_params", path), {}) for one in STAGES],
     "request.yaml": reader("planner.config_file:load_config"),

@@ -121,6 +121,7 @@ class Knob:
     # flag on the command line; "" derives it from the field's name, None means no flag. Without dashes it is a
     # positional argument.
     flag: str | None = ""
+    alias: str = ""  # second name of the flag
     metavar: str = ""
     choices: tuple[str, ...] = ()
     section: str = ""  # section of params.yaml that has its default, under the same name

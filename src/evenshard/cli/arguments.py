@@ -191,6 +191,19 @@ def number(text: str, kind: type[int] | type[float]) -> float:
         raise argparse.ArgumentTypeError(f"{brief(text)} is not a {'whole ' if kind is int else ''}number") from None
 
 
+def add_tables(sub: argparse._ActionsContainer, help: str, required: bool) -> None:
+    """Declare the argument TABLES, and ``--sizes`` in its place; ``tables_of`` returns the given one."""
+    group = sub.add_mutually_exclusive_group(required=required)
+    group.add_argument("tables", type=SOURCE, metavar="TABLES", nargs="?", help=help)
+    group.add_argument("--sizes", metavar="N-N|N,N", help="rows of each table, such as 45833188-36746; needs --dim")
+
+
+def tables_of(args: argparse.Namespace) -> str | None:
+    """Return the source of tables in the flags of ``add_tables``."""
+    source: str | None = args.tables if args.sizes is None else args.sizes
+    return source
+
+
 # Flags of declared settings ------------------------------------------------------------------------------------------
 
 
@@ -286,7 +299,7 @@ def add_flag(
         how["nargs"] = "+"
     if knob.flag_name.startswith("-"):
         required = {"required": True} if default is REQUIRED else {"default": default}
-        sub.add_argument(knob.flag_name, help=meaning, **{**required, **how})
+        sub.add_argument(*filter(None, (knob.flag_name, knob.alias)), help=meaning, **{**required, **how})
     else:
         sub.add_argument(_attribute(knob), help=meaning, **{**how, "metavar": knob.flag_name})
 

@@ -39,7 +39,7 @@ def _describe(args: argparse.Namespace) -> None:
     from evenshard.measure.describe import describe, format_description
 
     costs = [path for path in args.files if path.suffix == ".parquet"]
-    others = [describe_file(path) for path in args.files if path not in costs]
+    others = [describe_file(path, args.embedding_dim) for path in args.files if path not in costs]
     if args.max_noise is not None and not costs:
         raise BadConfig("--max-noise needs a cost dataset (.parquet). Name one.")
     description = describe(costs) if costs else {}
@@ -188,13 +188,16 @@ def add_commands(commands: Commands) -> None:
         "describe",
         _describe,
         "Show the kind and origin of a file.",
-        "For a placement, prints its model and the costs used to fit it; for a model or journal, hardware, versions "
+        "For a placement, prints its model and the costs used to fit it; for tables, sizes and what is assumed, also "
+        "from files of TorchEasyRec, HugeCTR, NVTabular and Merlin; for a model or journal, hardware, versions "
         "and commit; for a cost dataset, origin, counts, times, spread of repeated measurements, and control "
         "placements with their drift. For several datasets, one per run, also prints the noise between runs. "
         "Exit code 0: done; 1: noisier than --max-noise; 2: bad input.",
     )
     sub.add_argument("files", **{**PATH, "metavar": "FILE"}, nargs="+",
-        help="placement.json, cost dataset (.parquet), journal, or a model's folder such as work/round_3")  # fmt: skip
+        help="placement.json, table file or another tool's file, cost dataset (.parquet), journal, or a model's folder "
+        "such as work/round_3")  # fmt: skip
+    add_flag(sub, place_knob("embedding_dim"))
     sub.add_argument("--max-noise", type=at_least(0, float), metavar="PCT",
         help="fail if the standard deviation of repeated measurements of a placement is larger")  # fmt: skip
     sub.add_argument("--json", action="store_true", help="print JSON")

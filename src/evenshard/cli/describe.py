@@ -1,4 +1,4 @@
-"""Descriptions of evenshard's files: kind and origin of a placement, a model or a journal.
+"""Descriptions of files: tables, and kind and origin of a placement, a model or a journal.
 
 Cost datasets are described in ``measure/describe.py``.
 """
@@ -12,20 +12,25 @@ from typing import Any
 
 from evenshard.base.documents import sha256_of
 from evenshard.base.errors import BadFile
-from evenshard.base.messages import UNKNOWN
+from evenshard.base.messages import UNKNOWN, count_text
 from evenshard.base.outputs import DOMAIN_FILE, MODEL_PARTS
-from evenshard.base.units import ms_text, utc_text
+from evenshard.base.units import bytes_to_gb, ms_text, utc_text
 from evenshard.measure.journal import Journal, is_journal
 from evenshard.planner.answer import model_lineage
 from evenshard.planner.file import load_answer
+from evenshard.planner.knobs import place_knob
+from evenshard.report.table_facts import assumed_groups
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.training_domain import TrainingDomain
+from evenshard.tables.sources import tables_from
+from evenshard.tables.tools.reader import read_tool_file
+from evenshard.tables.tools.tool_file import ToolFile
 
 DATASETS = (Path("data"), Path("work"))  # folders to search for cost datasets by their SHA-256
 
 
-def describe_file(path: Path) -> dict[str, str]:
-    """Describe a placement, a model's folder or a journal as a mapping from label to text.
+def describe_file(path: Path, embedding_dim: int | None = None) -> dict[str, str]:
+    """Describe tables, a placement, a model's folder or a journal as a mapping from label to text.
 
     Raises:
         BadFile: if it is of another kind, or cannot be read.
@@ -34,13 +39,42 @@ def describe_file(path: Path) -> dict[str, str]:
         return {"file": str(path), **_model(path)}
     if path.is_file() and is_journal(path):
         return {"file": str(path), **_journal(path)}
+    of_tool = ToolFile()
+    if read_tool_file(str(path), of_tool) or not _may_be_placement(path):
+        kind = of_tool.kind if of_tool.records else "a table file"
+        return {"file": str(path), "kind": kind, **_tables(path, embedding_dim)}
     return {"file": str(path), **_placement(path)}
 
 
 def file_text(facts: Mapping[str, str]) -> str:
     """Format the description for a terminal."""
-    lines = [f"  {label:<15}{text}" for label, text in facts.items() if label != "file"]  # the longest label has 13
+    shown = ((label, text.replace("\n", "\n" + " " * 17)) for label, text in facts.items() if label != "file")
+    lines = [f"  {label:<15}{text}" for label, text in shown]  # the longest label has 13
     return "\n".join([facts["file"], *lines])
+
+
+def _may_be_placement(path: Path) -> bool:
+    if not path.is_file():
+        return True
+    with path.open("rb") as file:
+        return file.read(64).lstrip().startswith(b"{")
+
+
+def _tables(path: Path, embedding_dim: int | None) -> dict[str, str]:
+    known = tables_from(path, place_knob("batch_size").default, embedding_dim=embedding_dim)
+    assumed = [
+        f"{group.column} of {count_text(len(group.tables), 'table')}: {group.text}" for group in assumed_groups(known)
+    ]
+    facts = {
+        "tables": f"{len(known.tables):,} for {sum(table.num_features for table in known.tables):,} features",
+        "rows": f"{sum(table.num_rows for table in known.tables):,}",
+        "dims": ", ".join(map(str, sorted({table.embedding_dim for table in known.tables}))),
+        "weights": f"{bytes_to_gb(sum(table.size_bytes for table in known.tables)):,.3g} GB",
+        "lookups": f"{sum(table.pooling_factor for table in known.tables):,g} per sample",
+        "assumed": "\n".join(assumed),
+        "notes": "\n".join(known.notes),
+    }
+    return {label: text for label, text in facts.items() if text}
 
 
 def _placement(path: Path) -> dict[str, str]:

@@ -65,7 +65,8 @@ def _request(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """Return the tables and the arguments of ``evenshard.place``; flags take precedence over the request file."""
     from evenshard.planner.rules import RULES, Rules, load_rules
 
-    tables, rules = args.tables, list[Rules]()
+    tables: Any = arguments.tables_of(args)
+    rules = list[Rules]()
     asked: dict[str, Any] = {}
     if args.config is not None:
         from evenshard.planner.config_file import load_config
@@ -134,14 +135,11 @@ def add_commands(commands: arguments.Commands) -> None:
         "and takes the best placement so far.",
     )
     add = sub.add_argument
-    add(
-        "tables",
-        type=arguments.SOURCE,
-        metavar="TABLES",
-        nargs="?",
-        help="table file (.yaml, .json, .csv, .parquet), public set such as mlperf_dlrm_v2, folder of traffic "
-        "(.parquet or .pt), or DLRM batch file; also s3://bucket/file",
+    what = (
+        "table file (.yaml, .json, .csv, .parquet), file of TorchEasyRec, HugeCTR or Merlin, file of sizes, public set "
+        "such as mlperf_dlrm_v2, folder of traffic (.parquet or .pt), or DLRM batch file; also s3://bucket/file"
     )
+    arguments.add_tables(sub, what, required=False)
     add("-o", "--out", **arguments.OUTPUT_OR_STDOUT, help="file to write: placement.json or a TorchRec plan; - writes "
         "only this to standard output")  # fmt: skip
     add("--json", action="store_true", help="print placement.json instead of the summary")

@@ -68,7 +68,7 @@ def _what_if(args: argparse.Namespace) -> None:
     from evenshard.report.what_if import print_what_if
 
     given = {**cli.flag_values(args, WhatIf), **cli.join_rules(cli.flag_values(args, shared_knobs()))}
-    found = what_if(args.tables, **given, progress=partial(progress, description="machines"))
+    found = what_if(cli.tables_of(args), **given, progress=partial(progress, description="machines"))
     if args.out is not None:
         save_what_if(found, args.out)
     if args.json:
@@ -87,7 +87,7 @@ def add_commands(commands: cli.Commands) -> None:
         "even if the tables do not fit on some machines, whose lines show the missing memory; 2: bad input.",
     )
     add = sub.add_argument
-    add("tables", type=cli.SOURCE, metavar="TABLES", help="table file, public set or traffic, as for `evenshard place`")
+    cli.add_tables(sub, "table file, public set or traffic, as for `evenshard place`", required=True)
     add("-o", "--out", **cli.OUTPUT, help="JSON file to write")
     add("--json", action="store_true", help="print JSON instead of the table")
     for knob in knobs_of(WhatIf):

@@ -184,7 +184,9 @@ class TableSources:
         "feature names; an empty new name (ts=) drops the column",
     )
     weight_bits: int | None = knob(None, "bits per weight of all tables: 4, 8, 16 or 32 (default: each table's own)")
-    embedding_dim: int | None = knob(None, "embedding dimension of all tables that come from a traffic sample")
+    embedding_dim: int | None = knob(
+        None, "embedding dimension of all tables, if they come from sizes, a Merlin schema or traffic", alias="--dim"
+    )
     traffic: str | Path | None = knob(
         None, "sample of lookups that sets the pooling factors and histograms of tables from a file or public set"
     )

@@ -14,7 +14,7 @@ from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, KEY_VALUE, Span, T
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.memory import RESERVED_SHARE, NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
-from evenshard.tables.assumptions import Assumption
+from evenshard.tables.assumptions import Assumption, TableSet
 from evenshard.tables.table import Table
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
@@ -297,8 +297,8 @@ class AssumedGroup:
     tables: tuple[str, ...]
 
 
-def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
-    """Group an answer's assumptions whose texts differ only in numbers."""
+def assumed_groups(answer: PlacementAnswer | TableSet) -> tuple[AssumedGroup, ...]:
+    """Group the assumptions of an answer or of tables whose texts differ only in numbers."""
     found: dict[tuple[str, str], list[Assumption]] = {}
     for one in answer.assumptions:
         found.setdefault((one.column, _NUMBER.sub("#", one.text)), []).append(one)

@@ -25,6 +25,12 @@ from evenshard.tables.records import COLUMN_TYPES, WRITE_AGAIN, RawTable, column
 
 Reader = Callable[[Path], list[Any]]
 Writer = Callable[[list[RawTable], Path], None]
+# Problem and remedy of a file that neither this module nor ``tools`` can read.
+NO_TABLES = (
+    "is neither a list of tables nor 'tables: [...]', TorchEasyRec config (feature_configs), HugeCTR model (layers), "
+    "Merlin schema (feature) or list of sizes",
+    "Write one record per table with name, num_rows and embedding_dim, as .yaml, .json, .csv or .parquet.",
+)
 
 
 def _read_document(path: Path, load: Callable[[str], Any], problem: str) -> list[Any]:
@@ -38,7 +44,7 @@ def _read_document(path: Path, load: Callable[[str], Any], problem: str) -> list
     if content is None:
         return []
     if not isinstance(content, list):
-        raise BadFile(path, "is neither a list of tables nor 'tables: [...]'", WRITE_AGAIN)
+        raise BadFile(path, *NO_TABLES)
     return content
 
 

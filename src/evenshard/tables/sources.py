@@ -7,6 +7,8 @@ public set        a name of ``catalog_names()``                            yes
 table file        .yaml, .yml, .json, .csv, .parquet                       yes
 DLRM batch file   .pt, .pt.gz                                              no, it is traffic
 traffic folder    a folder of .parquet files or of .pt files               no, it is traffic
+file of a tool    TorchEasyRec, HugeCTR, NVTabular, Merlin; see ``tools``  yes
+list of sizes     45833188-36746-17245, or a file with these numbers       yes
 ================  =======================================================  =================================
 
 A single Parquet file is read as a table file. A sample of traffic in one Parquet file needs a folder of its own, or is
@@ -31,7 +33,7 @@ from evenshard.base.knobs import check_ranges
 from evenshard.base.messages import brief, cut, did_you_mean
 from evenshard.tables.assumptions import Assumption, TableSet, assume_reuse_bins, assume_weight_bits
 from evenshard.tables.files import load_tables_with_assumptions, missing_columns_error, tables_of_records
-from evenshard.tables.formats import TABLE_SUFFIXES
+from evenshard.tables.formats import NO_TABLES, TABLE_SUFFIXES
 from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
 from evenshard.tables.table import SEQUENCE, Table, check_weight_bits
@@ -161,11 +163,12 @@ def tables_from(
     """Load the user's tables from any source, with a reported default for each missing value.
 
     Args:
-        source: name of a public set, a table file, a DLRM batch file, or a folder of traffic.
+        source: name of a public set, a table file, another tool's file, sizes, a DLRM batch file, or traffic.
         batch_size: samples per batch of the reuse histograms.
         traffic: a sample whose pooling factors and histograms replace those of a table file or a public set. Tables
             without traffic keep their values, and traffic without a table is ignored.
-        embedding_dim: dim of all tables; required if ``source`` is traffic, allowed for a public set with one dim.
+        embedding_dim: dim of all tables; required for traffic and sizes, allowed for a public set with one dim and a
+            Merlin schema.
         weight_bits: 4, 8, 16 or 32, overrides the source; None keeps the source's precision.
         default_pooling_factor: lookups per sample if neither the file nor the traffic has them.
         columns: column name in the table file or the traffic -> field of ``Table`` or feature; "" ignores the column.
@@ -182,6 +185,10 @@ def tables_from(
     match kind_of_source(source):
         case SourceKind.CATALOG:
             table_set = replace(_public_set(str(source), batch_size, embedding_dim), missed=tuple(columns or ()))
+        case SourceKind.TABLE_FILE | None if found := _of_other_tool(
+            source, batch_size, embedding_dim, default_pooling_factor, columns
+        ):
+            table_set = found
         case SourceKind.TABLE_FILE:
             if embedding_dim is not None:
                 raise BadConfig(f"{source} states each table's dim. Leave embedding_dim ({embedding_dim}) out.")
@@ -192,9 +199,19 @@ def tables_from(
             if traffic is not None:
                 raise BadConfig(f"{source} is a sample of traffic itself. Leave traffic ({traffic}) out.")
             table_set = _of_traffic(Path(source), batch_size, embedding_dim, columns)
+        case None if Path(source).is_file():
+            raise BadFile(source, *NO_TABLES)
         case None:
             raise _no_such_source(source)
     return complete_tables(table_set, batch_size, traffic, weight_bits, columns, str(source))
+
+
+def _of_other_tool(source: str | PathLike[str], *settings: Any) -> TableSet | None:
+    if str(source).lower().endswith(".parquet"):
+        return None
+    from evenshard.tables.tools.reader import load_tool_tables  # most requests have a table file or a public set
+
+    return load_tool_tables(str(source), *settings)
 
 
 def tables_in_python(
@@ -335,6 +352,6 @@ def _no_such_source(source: str | PathLike[str]) -> BadConfig:
     meant = did_you_mean(str(source), known)
     kinds = f"a table file ({', '.join(TABLE_SUFFIXES)}), a DLRM batch file ({', '.join(BATCH_SUFFIXES)})"
     return BadConfig(
-        f"{brief(str(source))} is not a source of tables.{meant} Give {kinds}, a folder of traffic or one of "
-        f"{', '.join(known)}."
+        f"{brief(str(source))} is not a source of tables.{meant} Give {kinds}, a folder of traffic, "
+        f"sizes such as 1460-583, or one of {', '.join(known)}."
     )

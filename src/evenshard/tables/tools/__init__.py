@@ -1,0 +1,1 @@
+"""Readers of table properties in files of other tools; each returns a ``ToolFile``."""
