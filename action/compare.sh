@@ -73,6 +73,10 @@ case "$base $head" in
     start
     echo "The table file is removed." >> "$comment" ;;
 esac
+if [ "$head" = placed ] && ! evenshard verify "$work/head.json" > "$work/verify.txt"; then
+  failed=true
+  { printf '\n**The placement has problems:**\n'; fenced "$work/verify.txt"; } >> "$comment"
+fi
 {
   echo "comment=$comment"
   echo "failed=$failed"

@@ -7,6 +7,7 @@
 - train_50x4_s: DreamShard's whole training at the paper's settings (presets/paper.yaml: 10 rounds of 300 cost updates
   and 10 policy updates on 50-table tasks) without measuring. Its costs are artificial, proportional to lookups.
 - rollout_256x50x8_ms: 256 sampled episodes at once, 50 tables on 8 devices.
+- verify_s: TorchRec's plan of 10,000 tables on 128 GPUs, of which 1 % are row-wise, verified with its model and memory.
 
 Each case runs in its own process to measure its own peak memory; Python and torch alone take about 300 MB.
 Times are medians of repeats after a warm-up; training and search run once. ``--picture`` draws the growth.
@@ -150,6 +151,23 @@ def train_seconds() -> tuple[float, float]:
     return cost_s, policy_s
 
 
+def verify_seconds() -> float:
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    from evenshard.placement.parts import cut_rows, whole_part
+    from evenshard.torchrec import sharding_plan, tables_of, verify
+    from evenshard.torchrec.plan.verify import Job
+
+    named = ({"name": f"t{at}", "feature_names": [f"f{at}"], "num_embeddings": 1_000 + at} for at in range(10_000))
+    model = EmbeddingBagCollection([EmbeddingBagConfig(embedding_dim=64, **one) for one in named], device="meta")
+    tables, parts = tables_of(model), []
+    for at, table in enumerate(tables):
+        parts += [whole_part(table, (at % 128,))] if at % 100 else cut_rows(table, range(128))
+    plan = sharding_plan(parts, tables, model, 128, local_world_size=8, compute_device="cuda")
+    return seconds(lambda: verify(plan, model, Job(128, 8, 8), memory_cap_gb=80), repeats=3)
+
+
 def train_case() -> dict[str, float]:
     cost_s, policy_s = train_seconds()
     return {"train_cost_s": cost_s, "train_policy_s": policy_s, "train_50x4_s": cost_s + policy_s}
@@ -161,6 +179,7 @@ CASES: dict[str, Callable[[], dict[str, float]]] = {
     "search_1000x128": lambda: {"search_1000x128_s": search_seconds(1000, 128)},
     "train_50x4": train_case,
     "rollout_256x50x8": lambda: {"rollout_256x50x8_ms": rollout_seconds() * 1e3},
+    "verify": lambda: {"verify_s": verify_seconds()},
     "place_growth": lambda: {f"{t}x{d}": place_seconds(t, d) for d in GROWTH_DEVICES for t in GROWTH_TABLES},
     "search_growth": lambda: {f"{t}x{d}": search_seconds(t, d) for d in SEARCH_DEVICES for t in GROWTH_TABLES},
 }

@@ -15,7 +15,9 @@ from evenshard.placement.memory import (
     sample_memory,
     state_bytes,
 )
+from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Span, Storage, TablePart
+from evenshard.placement.task import ShardingTask, used_bytes
 from evenshard.tables.table import Table
 
 T = Table("t", 1000, 8, 2.0)
@@ -77,6 +79,9 @@ def test_rows_get_their_share_of_the_lookups_and_partial_sums_of_all_samples() -
     assert memory(quarter).sent == 0  # a reduce-scatter sends them from where they are
     hot = replace(T, row_shares=(0.75, 0.25))
     assert memory(replace(WHOLE, rows=Span(0, 500)), hot).inputs == 64 * 2 * 8 * 3 // 4 + 64 * (4 + 8)
+    halves = [TablePart("t", Span(500 * at, 500 * at + 500), Span(0, 8), (at,)) for at in (0, 1)]
+    first, second = used_bytes(ShardingTask((hot,), Nodes(2, 2), (2**30,) * 2, 64, pipeline="none"), halves)
+    assert first - second == 64 * 2 * 8 // 2
 
 
 def test_a_replica_looks_up_its_own_samples_and_has_a_dense_gradient() -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "what-if": "what_if",
         "explain": "placements",
         "diff": "placements",
+        "verify": "placements",
         "hardware": "costs",
     },
     "the loop: measure and learn": {
@@ -143,7 +144,7 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     log_to_stderr()
     try:
-        with _dismiss_other_ranks(), name_missing_package():
+        with nullcontext() if args.command == "verify" else _dismiss_other_ranks(), name_missing_package():
             metrics = args.call(args)
         if isinstance(metrics, int):
             return metrics

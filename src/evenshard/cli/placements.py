@@ -1,18 +1,21 @@
-"""Commands for placement.json files: explain a placement, and compare two placements."""
+"""Commands for placements: explain a placement, compare two placements, and verify a plan of any planner."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import runpy
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from evenshard.base.console import plain_console
 from evenshard.base.errors import BadConfig, BadInput
-from evenshard.base.messages import count_text, cut, printable
+from evenshard.base.messages import count_text, cut, printable, reason_of
 from evenshard.base.units import size_text
-from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
+from evenshard.cli.arguments import HARDWARE_NAME, OUTPUT, PATH, Commands, at_least
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
@@ -119,8 +122,54 @@ def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
     return model
 
 
+def _verify(args: argparse.Namespace) -> int:
+    from evenshard.torchrec.plan.verify import Job, verify
+
+    sizes = args.sharding_group_size, args.node_group_size
+    if sizes != (None, None) and not args.job:
+        raise BadConfig("2D groups are groups of a job's ranks. Add --job.")
+    job = Job.of(_world_size(), *sizes) if args.job else None
+    model = None if args.model is None else _build_model(args.model)
+    memory = {"memory_cap_gb": args.memory_cap_gb, "hardware": args.hardware}
+    found = verify(args.plan, model, job, against=args.against, dense_optimizer=args.dense_optimizer, **memory)
+    if args.json:
+        print(json.dumps(asdict(found), indent=1))
+        return 1 if found.problems else 0
+    console = plain_console(None)
+    tables, count = count_text(found.num_tables, "table"), len(found.problems)
+    console.print(
+        f"{args.plan}: {count_text(count, 'problem') if count else 'no problems'} in {tables}", soft_wrap=True
+    )
+    for what, lines in (("problem", found.problems), ("checked", found.checked), ("not checked", found.unchecked)):
+        for line in lines:
+            console.print(f"{what:<12} {printable(line)}", soft_wrap=True)
+    return 1 if found.problems else 0
+
+
+def _world_size() -> int:
+    text = os.environ.get("WORLD_SIZE", "")
+    if not text.isdecimal() or not int(text):
+        raise BadConfig(f"--job: WORLD_SIZE is {text!r}. Set the environment of the job, such as WORLD_SIZE=16.")
+    return int(text)
+
+
+def _build_model(where: str) -> Any:
+    """Call the user's function, such as train.py:build or package.module:build, and return its model."""
+    home, _, name = where.rpartition(":")
+    try:
+        if home.endswith(".py"):
+            build = runpy.run_path(home)[name]
+        else:
+            sys.path.insert(0, os.getcwd())
+            build = getattr(import_module(home), name)
+        return build()
+    except Exception as error:  # the user's code may fail in any way
+        problem = f"--model is {where}: {type(error).__name__}: {reason_of(error)}"
+        raise BadConfig(f"{problem}. Name a function without arguments, such as train.py:build.") from error
+
+
 def add_commands(commands: Commands) -> None:
-    """Declare explain and diff."""
+    """Declare explain, diff and verify."""
     sub = commands.add(
         "explain",
         _explain,
@@ -158,4 +207,23 @@ def add_commands(commands: Commands) -> None:
     add("--reshard-delta", action="store_true", help="write the moves for a running TorchRec job to the file of -o")
     add("--partial", action="store_true", help="with --reshard-delta: skip tables that cannot move while a job runs")
     add("-o", "--out", **OUTPUT, help="file to write")
+    add("--json", action="store_true", help="print JSON")
+    sub = commands.add(
+        "verify",
+        _verify,
+        "Check a plan before a job starts: ranks, kernels, optimizers, memory.",
+        "Lists all problems of a plan of any planner, and what was not checked. Exit code 0: no problems; 1: problems; "
+        "2: bad input.",
+    )
+    add = sub.add_argument
+    add("plan", **{**PATH, "metavar": "PLAN"},
+        help="placement.json, evenshard's or TorchRec's plan as JSON, or the folder of a checkpoint")  # fmt: skip
+    add("--model", metavar="CODE", help="function that returns the unsharded model, which is run: train.py:build")
+    add("--against", **PATH, help="plan whose order of pooled outputs should stay, or checkpoint that should load")
+    add("--job", action="store_true", help="check against WORLD_SIZE, LOCAL_WORLD_SIZE, ... of this environment")
+    add("--sharding-group-size", type=at_least(1), metavar="N", help="with --job: ranks of a 2D sharding group")
+    add("--node-group-size", type=at_least(1), metavar="N", help="with --job: node_group_size of 2D parallelism")
+    add("--memory-cap-gb", type=at_least(0, float), metavar="X", help="memory of each device, GB of 1024**3 bytes")
+    add("--hardware", type=HARDWARE_NAME, help="hardware whose memory the devices have, such as simulated:h100")
+    add("--dense-optimizer", default="", help="optimizer of the dense model, if its settings are those of the tables")
     add("--json", action="store_true", help="print JSON")

@@ -5,7 +5,7 @@ Legend: D devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -140,11 +140,18 @@ def check_placement(task: ShardingTask, placement: Placement) -> None:
 
 def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     """Raise InfeasibleTask if the parts exceed the available memory of a device or host; rules are not checked."""
-    for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
+    for problem in list_memory_problems(task, parts):
+        raise InfeasibleTask(problem)
+
+
+def list_memory_problems(
+    task: ShardingTask, parts: Sequence[TablePart], used_of_devices: Sequence[int] | None = None
+) -> Iterator[str]:
+    """Yield each device or host whose available memory the parts exceed, as a sentence with a remedy."""
+    used_of_devices = used_bytes(task, parts) if used_of_devices is None else used_of_devices
+    for device, (used, room) in enumerate(zip(used_of_devices, task.room_bytes, strict=True)):
         if used > room:
-            raise InfeasibleTask(
-                f"device {device} needs {gb_text(used)}, but has {gb_text(room)}. Raise memory_cap_gb or num_devices."
-            )
+            yield f"device {device} needs {gb_text(used)}, but has {gb_text(room)}. Raise memory_cap_gb or num_devices."
     if all(part.storage == ON_DEVICE for part in parts):
         return
     machine = task.machine
@@ -154,7 +161,7 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     ):
         for node, used in enumerate(all_used):
             if used > (room := rooms[node] if rooms else 0):
-                raise InfeasibleTask(
+                yield (
                     f"host {node} needs {gb_text(used)} of {what}, but has {gb_text(room)}. Raise {knob} or "
                     f"num_devices."
                 )

@@ -259,8 +259,13 @@ def _of_nodes(task: ShardingTask, of_devices: Sequence[int]) -> list[int]:
 def _sum_memory(task: ShardingTask, parts: Sequence[TablePart], what: str) -> list[int]:
     by_name = {table.name: table for table in task.tables}
     used, of_every_device = [0] * task.num_devices, 0
+    sizes = dict[object, int]()  # parts of a table with the same shape and lookups have the same size
     for part in parts:
-        size = getattr(memory_of_part(task, by_name[part.table], part), what)
+        table = by_name[part.table]
+        rows = part.rows.size if table.row_shares is None else part.rows
+        key = part.table, rows, part.columns.size, part.storage, len(part.devices)
+        if (size := sizes.get(key)) is None:
+            size = sizes[key] = getattr(memory_of_part(task, table, part), what)
         if len(part.devices) == task.num_devices:
             of_every_device += size
             continue

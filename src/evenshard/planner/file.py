@@ -145,6 +145,11 @@ class PlacementFile(FileRecord):
     request: PlacementRequest
     lineage: dict[str, Any]
 
+    @property
+    def parts(self) -> tuple[TablePart, ...]:
+        """Return the shards without their times."""
+        return tuple(TablePart(one.table, one.rows, one.columns, one.devices, one.storage) for one in self.shards)
+
 
 _WHAT = "a placement.json"
 _REMEDY = "Write it with `evenshard place ... -o`."
@@ -218,19 +223,24 @@ def json_text(answer: PlacementAnswer) -> str:
 def load_answer(path: str | Path) -> PlacementAnswer:
     """Read placement.json of the current version; raise BadFile if it is missing, incomplete or inconsistent."""
     try:
-        content = read_json(path, _WHAT, _REMEDY)
-        if isinstance(content, dict) and "world_size" in content:
-            problem = "is a TorchRec plan or a reshard delta, which has no times"
-            raise BadFile(path, problem, "Give the placement.json of `evenshard place`.")
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        if isinstance(version, int) and version != FILE_VERSION:
-            problem = f"schema_version is {brief(version)}, but this evenshard reads {FILE_VERSION}"
-            raise BadFile(path, problem, "Place again with `evenshard place ... -o`.")
-        record = read_record(PlacementFile, content, path, _REMEDY)
-        read_record(_WithLineage, content, path, _REMEDY)
-        return _answer(record)
+        return _answer(read_placement(path))
     except (BadConfig, MeasurementFailed) as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
+
+
+def read_placement(path: str | Path) -> PlacementFile:
+    """Read placement.json like ``load_answer``, without checking its shards."""
+    content = read_json(path, _WHAT, _REMEDY)
+    if isinstance(content, dict) and "world_size" in content:
+        problem = "is a TorchRec plan or a reshard delta, which has no times"
+        raise BadFile(path, problem, "Give the placement.json of `evenshard place`.")
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version != FILE_VERSION:
+        problem = f"schema_version is {brief(version)}, but this evenshard reads {FILE_VERSION}"
+        raise BadFile(path, problem, "Place again with `evenshard place ... -o`.")
+    record = read_record(PlacementFile, content, path, _REMEDY)
+    read_record(_WithLineage, content, path, _REMEDY)
+    return record
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
@@ -300,7 +310,7 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         raise BadConfig(f"num_devices is {record.num_devices}, but the request has {request.num_devices} devices")
     answer = PlacementAnswer(
         **_shared_fields(record),
-        parts=tuple(TablePart(one.table, one.rows, one.columns, one.devices, one.storage) for one in record.shards),
+        parts=record.parts,
         alone_ms=tuple(one.alone_ms for one in record.shards),
         adds_ms=tuple(one.adds_ms for one in record.shards),
         devices=tuple(

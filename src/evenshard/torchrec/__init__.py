@@ -16,6 +16,7 @@
     delta = load_delta("delta.json", model)                                         # for a running job; the command
     reshard(model, delta)                                                           # diff --reshard-delta -o writes it
     EvenshardPerfModel(topology, "simulated:h100")                                   # rates plans in TorchRec's planner
+    verify(plan, model).problems                                                    # all problems, before a job starts
     torchrec_constraints(answer)                                                    # for TorchRec's own planner
     dense_bytes(model, "adam")                                                      # memory of the dense model
 
@@ -31,6 +32,7 @@ from evenshard.torchrec.model.tables import tables_of
 from evenshard.torchrec.plan.file import load_plan, save_plan, torchrec_constraints
 from evenshard.torchrec.plan.plans import placement_of, sharding_plan, shards_of
 from evenshard.torchrec.plan.prices import EvenshardPerfModel, predicted
+from evenshard.torchrec.plan.verify import verify
 from evenshard.torchrec.planner.planner import EvenshardPlanner
 from evenshard.torchrec.running.delta_file import load_delta, reshard_delta, save_delta
 from evenshard.torchrec.running.reshard import reshard
@@ -38,5 +40,5 @@ from evenshard.torchrec.running.reshard import reshard
 __all__ = [
     "EvenshardPerfModel", "EvenshardPlanner", "TablePart", "dense_bytes", "load_delta", "load_plan", "placement_of",
     "predicted", "reshard", "reshard_delta", "save_delta", "save_plan", "sharding_plan", "shards_of", "tables_of",
-    "torchrec_constraints",
+    "torchrec_constraints", "verify",
 ]  # fmt: skip

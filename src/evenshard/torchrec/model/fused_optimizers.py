@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -149,11 +149,11 @@ class AllowedReplicas:
             request.dense_optimizer, frozenset(name for name in names if request.names_replicas_of(name))
         )
 
-    def check(self, replicated: Sequence[LocatedTable]) -> None:
-        """Raise BadConfig if a replicated table has a fused optimizer and may not be replicated."""
-        for name, fused in find_fused_optimizers(replicated).items():
+    def list_leaving(self, fused_of: Mapping[str, FusedOptimizer]) -> Iterator[str]:
+        """Yield the replicated tables whose fused optimizers, by name, forbid this, each as a sentence."""
+        for name, fused in fused_of.items():
             if fused.word != self.dense_optimizer and name not in self.by_name:
-                raise BadConfig(
+                yield (
                     f"table {brief(name)} is {DATA_PARALLEL}: your dense optimizer would update it in place of its "
                     f"fused optimizer, {fused.word} ({fused.where}). Place the tables again without replicas "
                     f"(--sharding-types {','.join(OTHER_TYPES)}), or with --dense-optimizer {fused.word} if your dense "

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from evenshard.base.errors import BadConfig
@@ -62,6 +62,12 @@ def leaves_a_rank_empty(num_rows: int, sharding_type: str, machine: Nodes) -> bo
 
 def check_trainable(collection: Sequence[ShardedTable], machine: Nodes, compute_device: str) -> None:
     """Raise BadConfig if TorchRec cannot train the tables of a collection with these sharding types."""
+    for problem in list_untrainable(collection, machine, compute_device):
+        raise BadConfig(problem)
+
+
+def list_untrainable(collection: Sequence[ShardedTable], machine: Nodes, compute_device: str) -> Iterator[str]:
+    """Yield the tables of a collection that TorchRec cannot train with their sharding types, each as a sentence."""
     widths = {
         part.columns.size for table in collection if table.sharding_type == sharding.COLUMN_WISE for part in table.parts
     }
@@ -69,38 +75,38 @@ def check_trainable(collection: Sequence[ShardedTable], machine: Nodes, compute_
     for table in collection:
         num_rows, own_type = max(part.rows.stop for part in table.parts), table.sharding_type
         if compute_device == "cpu" and leaves_a_rank_empty(num_rows, own_type, machine):
-            raise BadConfig(
+            yield (
                 f"table {brief(table.name)} is sharded {own_type}, and its {num_rows} rows leave a rank empty: on the "
                 f"CPU, FBGEMM then trains other tables of the kernel call incorrectly. Choose a type that cuts no rows."
             )
         if table.pooling == SEQUENCE:
-            _check_sequence(table, widths, compute_device)
+            yield from _sequence_problems(table, widths, compute_device)
         elif table.pooling == MEAN and sharding.TYPES[own_type].cuts_rows and sharding.TYPES[own_type].cuts_columns:
-            raise BadConfig(
+            yield (
                 f"table {brief(table.name)} is sharded {own_type}, with which TorchRec trains MEAN pooling "
                 f"incorrectly. Leave it whole, replicate it, or cut it by columns."
             )
         elif table.pooling == MEAN and own_type in sharding.ROWS_ALONE and others:
-            raise BadConfig(
+            yield (
                 f"table {brief(table.name)} is sharded {own_type}: TorchRec trains row-wise MEAN correctly only if all "
                 f"tables of the collection are cut by rows, but {brief(others[0].name)} is {others[0].sharding_type}. "
                 f"Leave it whole, replicate it, or cut it by columns."
             )
 
 
-def _check_sequence(table: ShardedTable, widths: set[int], compute_device: str) -> None:
+def _sequence_problems(table: ShardedTable, widths: set[int], compute_device: str) -> Iterator[str]:
     if table.sharding_type not in sharding.SEQUENCE_TYPES:
-        raise BadConfig(
+        yield (
             f"table {brief(table.name)} of an EmbeddingCollection is sharded {table.sharding_type}, which TorchRec "
             f"does not support there. Choose from {', '.join(sharding.SEQUENCE_TYPES)}."
         )
     if table.sharding_type == sharding.COLUMN_WISE and len(widths) > 1:
-        raise BadConfig(
+        yield (
             f"table {brief(table.name)} of an EmbeddingCollection is cut by columns, but the collection's shards have "
             f"different widths, {brief(sorted(widths))}. Use one width for all of its tables."
         )
     if sharding.TYPES[table.sharding_type].is_replicated and compute_device == "cpu":
-        raise BadConfig(
+        yield (
             f"table {brief(table.name)} of an EmbeddingCollection is data_parallel, which FBGEMM does not support on "
             f"the CPU. Choose another type."
         )

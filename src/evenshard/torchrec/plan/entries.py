@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -66,8 +66,27 @@ class TableEntry(BaseModel):
     sharding_type: str = Field(description="TorchRec's name of the sharding type")
     compute_kernel: str = Field(description="TorchRec's name of the kernel; dense for data_parallel tables")
     ranks: tuple[int, ...]
-    shards: tuple[ShardEntry, ...]
+    shards: tuple[ShardEntry, ...] = ()  # TorchRec lists none of a data_parallel table
     cache_params: CacheEntry | None = Field(None, description="the table's cache, if its kernel has one")
+
+
+class PlanFile(BaseModel):
+    """evenshard's plan for TorchRec, before the tables' modules are known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1]
+    world_size: int = Field(ge=1)
+    local_world_size: int = Field(ge=1, description="ranks per node")
+    compute_device: Literal["cuda", "cpu"]
+    tables: dict[str, TableEntry]
+    lineage: dict[str, Any] = Field(description="as in placement.json")
+    dense_optimizer: str = Field(
+        default="", description="optimizer of the dense model, which updates data_parallel tables; omitted if unknown"
+    )
+    replicas_by_name: list[str] = Field(
+        default=[], description="tables that the request allows by name to be data_parallel; omitted if there are none"
+    )
 
 
 def table_entry(

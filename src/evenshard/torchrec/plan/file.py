@@ -14,9 +14,7 @@ import json
 import pprint
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING, Any
 
 from evenshard.base.documents import read_json
 from evenshard.base.errors import BadConfig, BadFile
@@ -36,6 +34,7 @@ from evenshard.torchrec.model.fused_optimizers import AllowedReplicas
 from evenshard.torchrec.model.modules import locate_tables
 from evenshard.torchrec.model.tables import bags_of
 from evenshard.torchrec.plan.entries import (
+    PlanFile,
     TableEntry,
     check_local_world_size,
     parts_of_entry,
@@ -44,6 +43,7 @@ from evenshard.torchrec.plan.entries import (
     table_of_parts,
 )
 from evenshard.torchrec.plan.plans import parts_on_machine, plan_of_parts, warn_of_unsharded_order
+from evenshard.torchrec.plan.verify import require_no_problems
 from evenshard.torchrec.planner.machine import device_of_process
 
 if TYPE_CHECKING:
@@ -55,25 +55,6 @@ if TYPE_CHECKING:
 # For messages on files.
 _WHAT = "a TorchRec plan"
 _REMEDY = "Write it with `evenshard place ... --format torchrec -o`."
-
-
-class PlanFile(BaseModel):
-    """evenshard's plan for TorchRec, before the tables' modules are known."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    schema_version: Literal[1]
-    world_size: int = Field(ge=1)
-    local_world_size: int = Field(ge=1, description="ranks per node")
-    compute_device: Literal["cuda", "cpu"]
-    tables: dict[str, TableEntry]
-    lineage: dict[str, Any] = Field(description="as in placement.json")
-    dense_optimizer: str = Field(
-        default="", description="optimizer of the dense model, which updates data_parallel tables; omitted if unknown"
-    )
-    replicas_by_name: list[str] = Field(
-        default=[], description="tables that the request allows by name to be data_parallel; omitted if there are none"
-    )
 
 
 def save_plan(
@@ -141,7 +122,8 @@ def load_plan(
     Raises:
         BadFile: if the file is missing, incomplete, or contradicts itself.
         BadConfig: if the model has other tables, the plan replicates a table with a fused optimizer without
-            permission, TorchRec is not installed, or an argument is invalid.
+            permission, TorchRec is not installed, an argument is invalid, or ``verify`` finds problems with the model
+            or with the job of this process.
     """
     record, tables, parts = _read(path)
     compute_device = device_of_process(record.compute_device) if compute_device is None else compute_device
@@ -150,6 +132,7 @@ def load_plan(
     replicas = AllowedReplicas(record.dense_optimizer, frozenset(record.replicas_by_name))
     types, prefetched = _type_limits(record), _prefetches(record.tables)
     plan = plan_of_parts(parts, tables, modules, machine, compute_device, types, prefetched, replicas)
+    require_no_problems(plan, modules, machine, compute_device, replicas)
     warn_of_unsharded_order(plan, locate_tables(modules))
     return plan
 

@@ -22,7 +22,12 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.output_order import BY_NAME, OrderChange, OutputTable, order_changes, output_keys, sort_outputs
 from evenshard.tables.table import SEQUENCE, Table, duplicate_name
 from evenshard.torchrec.baseline.topology import DENSE_KERNEL, KERNELS_OF_TABLES, parts_of_parameter, require_torchrec
-from evenshard.torchrec.model.fused_optimizers import AllowedReplicas, warn_of_replicas, weight_of
+from evenshard.torchrec.model.fused_optimizers import (
+    AllowedReplicas,
+    find_fused_optimizers,
+    warn_of_replicas,
+    weight_of,
+)
 from evenshard.torchrec.model.modules import LocatedTable, locate_tables, qualify_name
 from evenshard.torchrec.model.trainable import (
     ANY_TYPE,
@@ -123,7 +128,11 @@ def plan_of_parts(
     of_model = locate_tables(modules)
     _check_same_tables(tables, of_model)
     replicated = [one for one in of_model if len(parts_of_table[one.name][0].devices) > 1]
-    warn_of_replicas(replicated) if replicas is None else replicas.check(replicated)
+    if replicas is None:
+        warn_of_replicas(replicated)
+    else:
+        for problem in replicas.list_leaving(find_fused_optimizers(replicated)):
+            raise BadConfig(problem)
     collections: dict[str, dict[str, ShardedTable]] = {}
     for one in of_model:
         types = allowed.get(one.name, ANY_TYPE)

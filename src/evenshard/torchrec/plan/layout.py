@@ -1,0 +1,177 @@
+"""Plans of any planner in one form: placement.json, plans of evenshard and TorchRec, and layouts of checkpoints.
+
+The metadata of a checkpoint is a pickle. It is read without running code from it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from evenshard.base.documents import read_json
+from evenshard.base.errors import BadConfig, BadFile, blame_file
+from evenshard.base.messages import brief
+from evenshard.base.typed import read_record
+from evenshard.placement.nodes import Nodes
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import GRIDS, NODE_ROWS, type_among
+from evenshard.planner.file import PlacementFile, read_placement
+from evenshard.planner.request import PlacementRequest
+from evenshard.price.hardware import HardwareName
+from evenshard.torchrec.baseline.topology import require_torchrec
+from evenshard.torchrec.model.fused_optimizers import AllowedReplicas
+from evenshard.torchrec.model.modules import qualify_name
+from evenshard.torchrec.plan.entries import CacheEntry, PlanFile, ShardEntry, TableEntry, table_entry
+
+if TYPE_CHECKING:
+    from torchrec.distributed.types import ParameterSharding, ShardingPlan
+
+_REMEDY = "Give placement.json, a plan of evenshard or TorchRec as JSON, or the folder of a checkpoint."
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan of any planner: the entries of its tables, and everything else that it states."""
+
+    entries: Mapping[str, TableEntry]  # by the tables' names in the plan; those of checkpoints have no type and ranks
+    world_size: int = 0  # 0 if the plan does not state it
+    local_world_size: int = 0  # likewise
+    compute_device: str = "cuda"
+    replicas: AllowedReplicas = field(default_factory=AllowedReplicas)
+    request: PlacementRequest | None = None  # of placement.json
+    problems: tuple[str, ...] = ()  # of tables that are not among the entries
+    # of a checkpoint: shapes of the optimizer states of each table; None for plans
+    states: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None
+
+    @property
+    def machine(self) -> Nodes:
+        """Return the ranks and nodes that the plan states, or else the fewest that its shards need."""
+        entries = self.entries.values()
+        world_size = self.world_size or max((rank for entry in entries for rank in entry.ranks), default=0) + 1
+        in_nodes = (entry for entry in entries if entry.sharding_type in (*NODE_ROWS, *GRIDS) and entry.ranks)
+        sizes = (
+            len(entry.ranks) // len({shard.shard_offsets[1] for shard in entry.shards} or "1") for entry in in_nodes
+        )
+        node = self.local_world_size or max(next(sizes, world_size), 1)
+        return Nodes(-(-world_size // node) * node, node)
+
+
+def read_layout(plan: str | Path | ShardingPlan) -> Layout:
+    """Read a plan of any planner; raise BadFile if its file cannot be read."""
+    if not isinstance(plan, str | Path):
+        modules = {path: module for path, module in plan.plan.items() if isinstance(module, Mapping)}
+        return _of_torchrec({path: {name: _entry(one) for name, one in of.items()} for path, of in modules.items()})
+    path = Path(plan)
+    if path.name == ".metadata" or path.is_dir():
+        return _read_checkpoint(path / ".metadata" if path.is_dir() else path)
+    content = read_json(path, "a plan", _REMEDY)
+    if isinstance(content, dict) and "shards" in content:
+        return _of_placement(read_placement(path))
+    if isinstance(content, dict) and "world_size" in content:
+        own = read_record(PlanFile, content, path, _REMEDY)
+        replicas = AllowedReplicas(own.dense_optimizer, frozenset(own.replicas_by_name))
+        return Layout(own.tables, own.world_size, own.local_world_size, own.compute_device, replicas)
+    content = content if isinstance(content, dict) and "plan" in content else {"plan": content}
+    return _of_torchrec(read_record(_TorchRecFile, content, path, _REMEDY).plan)
+
+
+class _TorchRecFile(BaseModel):
+    plan: dict[str, dict[str, TableEntry]]  # as TorchRec's ``ShardingPlan._serialize`` returns it
+
+
+def _of_torchrec(modules: Mapping[str, Mapping[str, TableEntry]]) -> Layout:
+    entries = {qualify_name(path, name): one for path, module in modules.items() for name, one in module.items()}
+    on_cpu = any(one.shards[0].placement.endswith("/cpu") for one in entries.values() if one.shards)
+    return Layout(entries, compute_device="cpu" if on_cpu else "cuda")
+
+
+def _entry(one: ParameterSharding) -> TableEntry:
+    shards = [
+        (tuple(shard.shard_offsets), tuple(shard.shard_sizes), str(shard.placement))
+        for shard in getattr(one.sharding_spec, "shards", None) or ()
+    ]
+    load_factor = None if one.cache_params is None else one.cache_params.load_factor
+    return TableEntry.model_construct(
+        sharding_type=one.sharding_type,
+        compute_kernel=one.compute_kernel,
+        ranks=tuple(one.ranks or ()),
+        shards=tuple(_shard(*shard) for shard in shards),
+        cache_params=load_factor and CacheEntry.model_construct(algorithm="LRU", load_factor=load_factor),
+    )
+
+
+def _shard(offsets: Any, sizes: Any, placement: str = "") -> ShardEntry:
+    return ShardEntry.model_construct(shard_offsets=offsets, shard_sizes=sizes, placement=placement)
+
+
+def _of_placement(record: PlacementFile) -> Layout:
+    request = record.request
+    machine, device = request.nodes, HardwareName.parse(request.hardware).kind.compute_device
+    parts_of_table = defaultdict[str, list[TablePart]](list)
+    for part in record.parts:
+        parts_of_table[part.table].append(part)
+    entries, problems = dict[str, TableEntry](), list[str]()
+    for table in request.tables:
+        own = sorted(parts_of_table.pop(table.name, ()), key=lambda part: (part.columns, part.rows))
+        try:
+            if wrong := {device for part in own for device in part.devices} - {*range(machine.num_devices)}:
+                raise BadConfig(
+                    f"table {brief(table.name)} is on device {min(wrong)}, which is missing. Place it again."
+                )
+            own_type = type_among(request.limits_of(table.name).types, own, table, machine)
+            entries[table.name] = table_entry(own, table, machine, device, own_type)
+        except BadConfig as error:
+            problems.append(str(error))
+    problems += (f"table {brief(name)} has shards, but is not among the tables. Remove it." for name in parts_of_table)
+    ranks = machine.num_devices, machine.devices_per_node
+    return Layout(entries, *ranks, device, AllowedReplicas.of(request), request, tuple(problems))
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+_WEIGHT = re.compile(r"(?:(?P<path>.*)\.)?embedding(?:_bag)?s\.(?P<table>[^.]+)\.weight(?:\.(?P<state>.+))?")
+
+
+class _Metadata(pickle.Unpickler):
+    """Reader of a checkpoint's metadata that calls only the constructors of its records."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class of the metadata; raise BadConfig for all other objects."""
+        if module in ("torch", "torch.serialization", "pathlib") or module.startswith("torch.distributed.checkpoint."):
+            found = super().find_class(module, name)
+            is_record = isinstance(found, type) and found.__module__ == module
+            if is_record or (module, name) == ("torch.serialization", "_get_layout") or type(found).__name__ == "dtype":
+                return found
+        raise BadConfig(f"it contains {module}.{name}")
+
+
+@blame_file
+def _read_checkpoint(path: Path) -> Layout:
+    require_torchrec()
+    try:
+        with path.open("rb") as file:
+            found = _Metadata(file).load().state_dict_metadata
+    except (BadConfig, FileNotFoundError) as error:
+        raise BadFile(path, f"is not the metadata of a checkpoint ({error})", _REMEDY) from None
+    entries, states = dict[str, TableEntry](), defaultdict[str, dict[str, tuple[int, ...]]](dict)
+    for key, one in found.items():
+        named = _WEIGHT.fullmatch(key)
+        if named is None or not hasattr(one, "chunks"):
+            continue
+        if named["state"]:
+            states[named["table"]][named["state"]] = tuple(one.size)
+            continue
+        shards = tuple(_shard(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in one.chunks)
+        ranks = (0,) * len(shards)
+        entry = TableEntry.model_construct(sharding_type="", compute_kernel="", ranks=ranks, shards=shards)
+        entries[qualify_name(named["path"] or "", named["table"])] = entry
+    if not entries:
+        raise BadFile(path, "has no tables of TorchRec", _REMEDY)
+    return Layout(entries, states=states)
