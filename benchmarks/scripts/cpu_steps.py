@@ -38,7 +38,7 @@ from evenshard.tables.table import Table
 from evenshard.torchrec.plan.plans import sharding_plan
 
 HARDWARE = f"simulated:{Path(__file__).with_name('cpu_core.yaml')}"
-LOCAL_BATCH, NUM_TABLES, DIM, NUM_DENSE = 1024, 12, 32, 13
+LOCAL_BATCH, NUM_TABLES, DIM, NUM_DENSE = 2048, 12, 64, 13
 ROUNDS, STEPS = 9, 4  # rounds over all placements, and steps of each in a round, of which the first is not timed
 TRACED = (2, 1, 5)  # steps to wait, to warm up, and to record
 
@@ -46,7 +46,7 @@ TRACED = (2, 1, 5)  # steps to wait, to warm up, and to record
 def random_tables(rng: np.random.Generator) -> list[Table]:
     """Return tables of one dim with unlike rows and pooling factors."""
     rows = np.exp(rng.uniform(np.log(1e3), np.log(1e6), NUM_TABLES)).astype(int)
-    lookups = np.round(np.exp(rng.uniform(np.log(1), np.log(60), NUM_TABLES)))
+    lookups = np.round(np.exp(rng.uniform(np.log(1), np.log(100), NUM_TABLES)))
     return [Table(f"t{number}", int(rows[number]), DIM, float(lookups[number])) for number in range(NUM_TABLES)]
 
 
@@ -67,7 +67,7 @@ def model_of_tables(tables: list[Table]) -> DLRM:
         for table in tables
     ]
     collection = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-    return DLRM(collection, NUM_DENSE, [256, DIM], [256, 128, 1])
+    return DLRM(collection, NUM_DENSE, [64, DIM], [64, 1])
 
 
 def train(rank: int, num_ranks: int, folder: Path, tables: list[Table], plans: list[Any]) -> None:

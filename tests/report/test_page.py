@@ -121,7 +121,7 @@ def test_the_numbers_are_the_answers() -> None:
         "3.20 ms lower bound",
         "this placement is at most 25 % above",
         "7.50 ms best baseline, simulated greedy by size, whole tables: 50 % slower",
-        "75 % balance: average device 3.00 ms, step 4.00 ms",
+        "75 % balance: average device 3.00 ms, slowest with waits 4.00 ms",
         # Two tables of 64 dims and 48 of the columns of a third; Adam keeps two more numbers per weight.
         "of 4.00 GB memory used fullest: device 0",
         "0 3 0.250 1.000 0.500 0.250 2.000 4.000 0.000 5.00",
