@@ -17,6 +17,7 @@ from evenshard.price.dense import (
     ATTENTION_PASSES,
     CROSS_PASSES,
     DOT_PASSES,
+    FITTED_PERCENT,
     Attention,
     DenseLayers,
     DenseModel,
@@ -27,7 +28,7 @@ from evenshard.price.dense import (
     predict_step,
 )
 from evenshard.price.gpu_profile import gpu_profile
-from evenshard.price.step import PredictedDevice
+from evenshard.price.step import PredictedDevice, dense_ms
 from evenshard.tables.table import SEQUENCE, Table
 
 TABLES = (Table("a", 100, 8, 3.0), Table("b", 100, 8, 2.0, feature_pooling_factors=(1.0, 1.0)))
@@ -127,6 +128,11 @@ def test_the_gradients_of_dense_layers_are_reduced_behind_the_backward_pass() ->
     reduced_ms = all_reduce_ms(machine, GRADIENT_BYTES * 64 * 64, "")[1]
     assert hidden.hidden_ms == pytest.approx(reduced_ms) and hidden.exposed_ms == pytest.approx(1.0)
     assert hidden.total_ms == pytest.approx(2.0 + 1.0 + hidden.dense_ms)
+    update_ms = dense_ms(64 * 64, gpu_profile("h100").hbm_bytes_per_ns, "adam")
+    assert hidden.dense_ms == pytest.approx(sum(small.times_ms(gpu_profile("h100"), "h100", 1024)) + update_ms)
+    off = math.exp(FITTED_PERCENT / 100)
+    assert hidden.low_ms == pytest.approx(2.7 + hidden.dense_ms / off)
+    assert hidden.high_ms == pytest.approx(3.6 + hidden.dense_ms * off + reduced_ms)
     exposed = whole(large, machine, batch=8)
     all_ms = all_reduce_ms(machine, GRADIENT_BYTES * large.num_weights, "")[1]
     assert exposed.exposed_ms + exposed.hidden_ms == pytest.approx(1.0 + all_ms) and exposed.exposed_ms > 1.0
@@ -146,6 +152,16 @@ def test_gradients_of_replicas_are_reduced_behind_the_tables_alone() -> None:
     assert alone_ms < 1.0 and step.exposed_ms == pytest.approx(1.0 - alone_ms)
     step, alone_ms = of(2**27)
     assert alone_ms > 1.0 and step.exposed_ms == pytest.approx(alone_ms - 1.0)
+
+
+def test_the_slowest_hardware_counts_and_old_gpus_have_half_of_the_fp32_cores() -> None:
+    layers, machine = DenseLayers(((1.0, 4096, 4096),)), Nodes(8, 8, 1, "nvlink_h100")
+    mixed, old = (
+        predict_step(predicted(), layers, names, machine, "", 2**16)
+        for names in (["simulated:h100", "simulated:a100_80gb"], ["simulated:a100_80gb"])
+    )
+    assert mixed is not None and old is not None and mixed.dense_ms == old.dense_ms
+    assert old.dense_ms > 3 * 2 * 2**13 * 4096**2 / (108 * 64 * 2 * 1.41e6)
 
 
 def test_hardware_without_a_model_of_dense_layers_has_no_step() -> None:

@@ -69,6 +69,7 @@ def test_attention_sees_each_token_of_the_longest_sequence() -> None:
     found = find_dense_layers(Sequence(), tables)
     expected = DenseModel("bf16", attention=(Attention(16, 20.0, ffn=32),)).of_tables(tables)
     assert found is not None and (found.attention, found.dtype) == (expected.attention, "bf16")
+    assert found.moved_values == expected.moved_values
     assert sorted_shapes(found.products) == sorted_shapes(expected.products)
 
 

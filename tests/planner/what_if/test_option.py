@@ -51,6 +51,9 @@ def test_a_predicted_dense_part_is_reduced_over_all_groups() -> None:
     assert one.step is not None and two.step is not None and one.step_ms.value == pytest.approx(one.step.total_ms)
     assert two.step == dense.step_on(two.machine) and two.step.hidden_ms + two.step.exposed_ms > one.step.exposed_ms
     assert (one.step_ms.low, one.step_ms.high) == pytest.approx((one.step.low_ms, one.step.high_ms))
+    assert two.step.dense_ms == pytest.approx(one.step.dense_ms), "each device has as many samples"
+    more = replace(one, replicas_ms=1.0).step_ms
+    assert (more.low, more.high) == pytest.approx((one.step.low_ms + 1.0, one.step.high_ms + 1.0))
     hidden = replace(one, overlap=1.0)
     assert hidden.step_ms.value == pytest.approx(one.step_ms.value - min(4.0, one.dense_part_ms))
     assert replace(one, dense_ms=10.0).step is None and replace(one, dense_ms=10.0).step_ms.value == 14.0

@@ -146,9 +146,9 @@ class WhatIfOption:
         off, sync = self.link_factor, self.sync_ms
         own = self.embeddings_ms
         if self.step is not None:
-            low = min(self.step.low_ms + self.replicas_ms, self._with_dense(own.low))
-            value = self._with_dense(own.value) + sync
-            return PredictedInterval(value, low + sync / off, self.step.high_ms + self.replicas_ms + sync * off)
+            value, more = self._with_dense(own.value) + sync, self.replicas_ms
+            low = self.step.low_ms + more - self.overlap * min(own.value, self.dense_part_ms)
+            return PredictedInterval(value, low + sync / off, self.step.high_ms + more + sync * off)
         ends = ((own.value, sync), (own.low, sync / off), (own.high, sync * off))
         return PredictedInterval(*(self._with_dense(embeddings) + averaging for embeddings, averaging in ends))
 

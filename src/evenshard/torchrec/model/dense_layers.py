@@ -40,12 +40,11 @@ def find_dense_layers(
             return
         seen.add(module)
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-            rows = tokens
+            rows, passes = tokens, 0
         kind, own = type(module).__name__, vars(module)
         if isinstance(module, nn.MultiheadAttention):
             pairs += rows * rows * module.embed_dim
             moved += ATTENTION_PASSES * rows * module.embed_dim
-            passes = 0
         elif "CrossNet" in kind:
             moved += CROSS_PASSES * sum(
                 bias.numel() for name, bias in module.named_parameters() if name.startswith("bias")
