@@ -34,17 +34,9 @@ from functools import singledispatch
 import numpy as np
 
 from evenshard.placement.task import ShardingTask
+from evenshard.price import device_model
 from evenshard.price.collectives import VOLUMES, Links, Volumes, find_slope_changes
-from evenshard.price.device_model import (
-    NS_PER_MS,
-    NS_PER_US,
-    ONE_KERNEL_PAIRS,
-    SPILL_BYTES,
-    has_lookups,
-    hot_row_ns,
-    overlap,
-    sort_passes,
-)
+from evenshard.price.device_model import NS_PER_MS
 from evenshard.price.kernel_calls import Columns, DevicePrice, alone_ms
 from evenshard.price.link_model import Link
 from evenshard.price.simulated_price import (
@@ -178,11 +170,11 @@ class DeviceModelBounds(PriceBounds):
         slopes_2H = np.zeros((2, len(sums_H)))
         others = range(OTHER_NS.start, OTHER_NS.stop)
         for slopes_H, other, waits in zip(slopes_2H, others, (LOOKUP_WAITS, GRADIENT_WAITS), strict=True):
-            norm_ns = max(float(overlap(sums_H[waits])), 1e-9)
+            norm_ns = max(float(device_model.overlap(sums_H[waits])), 1e-9)
             slopes_H[waits] = (sums_H[waits] / norm_ns) ** 2
             slopes_H[other] = 1.0
         at_0_2, below_2 = self._price.overhead_ms_2 + self.further_call_ms_2, np.zeros(2)
-        kept = calls * self._profile.l2_bytes / SPILL_BYTES
+        kept = calls * self._profile.l2_bytes / device_model.SPILL_BYTES
         if 0 < kept < sums_H[LOOKUPS]:
             spilled_ns_2 = self._price.spilled_ns_2[:, 0]
             slopes_2H[:, LOOKUPS] += spilled_ns_2
@@ -192,16 +184,16 @@ class DeviceModelBounds(PriceBounds):
     def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
         """Return the radix-sort time that each table's row count alone requires, [2, P]."""
         found_2P = np.zeros((2, len(columns_PH)))
-        passes_P = sort_passes(columns_PH[:, ROWS])
+        passes_P = device_model.sort_passes(columns_PH[:, ROWS])
         found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
         return found_2P
 
     def least_call_ms(self, columns_PH: FloatArray) -> FloatArray:
         """Return the time of the hottest row, of the longest bag's index kernels and of starting the sort, [2, P]."""
         profile, columns_HP = self._profile, columns_PH.T
-        starts_P = sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > ONE_KERNEL_PAIRS)
-        once_P = hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
-        once_P += profile.sort_pass_us * NS_PER_US * starts_P
+        starts_P = device_model.sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > device_model.ONE_KERNEL_PAIRS)
+        once_P = device_model.hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
+        once_P += profile.sort_pass_us * device_model.NS_PER_US * starts_P
         return np.stack([np.zeros(len(columns_PH)), once_P]) / NS_PER_MS
 
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
@@ -214,7 +206,7 @@ class DeviceModelBounds(PriceBounds):
 
     def always_has_backward(self, columns_PH: FloatArray) -> bool:
         """Return True if every one of these tables has lookups."""
-        return bool(has_lookups(columns_PH[:, LOOKUPS]).all())
+        return bool(device_model.has_lookups(columns_PH[:, LOOKUPS]).all())
 
     @property
     def further_call_ms_2(self) -> FloatArray:
