@@ -15,6 +15,7 @@ from evenshard.base.errors import blame_folder
 from evenshard.base.messages import UNKNOWN, cut
 from evenshard.base.outputs import write_text
 from evenshard.base.typed import record_of
+from evenshard.base.units import number_text
 from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.price.costs import MeasuredPlacement, optimizer_of
@@ -275,24 +276,21 @@ def _beyond(tables: Sequence[Table], seen: SeenRange, of: Callable[[Table], floa
     lines = []
     if above := [table for table in tables if beyond(of(table), seen) > 0]:
         most = max(above, key=of)
-        lines.append(f"{_count(above)} {more} than {_limit(high)} (largest: {cut(most.name)}, {_number(of(most))})")
+        lines.append(f"{_count(above)} {more} than {_limit(high)} (largest: {cut(most.name)}, {number_text(of(most))})")
     if below := [table for table in tables if beyond(of(table), seen) < 0]:
         least = min(below, key=of)
-        lines.append(f"{_count(below)} {fewer} than {_limit(low)} (smallest: {cut(least.name)}, {_number(of(least))})")
+        lines.append(
+            f"{_count(below)} {fewer} than {_limit(low)} (smallest: {cut(least.name)}, {number_text(of(least))})"
+        )
     return lines
 
 
 def _limit(value: float) -> str:
-    return f"the {_number(value)} the model was trained on"
+    return f"the {number_text(value)} the model was trained on"
 
 
 def _count(tables: Sequence[Table]) -> str:
     return "1 table has" if len(tables) == 1 else f"{len(tables):,} tables have"
-
-
-def _number(value: float) -> str:
-    """Format whole numbers in full, other numbers with three digits."""
-    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, ...]:

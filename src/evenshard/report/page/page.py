@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from evenshard.base.messages import count_text, printable
 from evenshard.base.outputs import write_text
-from evenshard.base.units import decimals, ms_text, pct_text, range_text, size_text
+from evenshard.base.units import decimals, ms_text, number_text, pct_text, range_text, size_text
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
 from evenshard.planner.baselines import FULL_SPACE, RULE
@@ -63,7 +63,7 @@ def render_template(name: str, **view: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    places.filters.update(ms=ms_text, pct=pct_text, size=size_text, count=_count)
+    places.filters.update(ms=ms_text, pct=pct_text, size=size_text, count=number_text)
     return places.get_template(name).render(**view)
 
 
@@ -72,10 +72,6 @@ def _printable(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "\n".join(printable(line) for line in value.split("\n"))
-
-
-def _count(number: float) -> str:
-    return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"
 
 
 def _view(answer: PlacementAnswer) -> dict[str, Any]:
@@ -151,7 +147,7 @@ def _request_rows(answer: PlacementAnswer) -> list[tuple[str, str]]:
         ("Dense model", f"{size_text(request.dense_bytes)} of each device" if request.dense_bytes else ""),
         ("Hosts", _hosts(request)),
         ("Compute kernels", ", ".join(request.kernels) if request.nodes.host_bytes or request.nodes.ssd_bytes else ""),
-        ("Batch", f"{request.batch_size:,} samples, {_count(per_device)} on each device"),
+        ("Batch", f"{request.batch_size:,} samples, {number_text(per_device)} on each device"),
         ("Training pipeline", request.training_pipeline),
         ("Optimizer", step_facts.optimizer_text(request)),
         ("Dense optimizer", request.dense_optimizer),
@@ -220,7 +216,7 @@ def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
         ("Batch, samples", "batch_size", [answer.request.batch_size]),
     ]
     return [
-        (name, range_text(seen[key], _count), range_text(tuple(values), _count))
+        (name, range_text(seen[key], number_text), range_text(tuple(values), number_text))
         for name, key, values in asked
         if _is_range(seen.get(key))
     ]
