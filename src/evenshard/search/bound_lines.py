@@ -155,9 +155,7 @@ class DeviceModelBounds(PriceBounds):
     ``shared_steps`` is 0, because each call sorts its own lookups, and a device's number of calls is unknown.
     """
 
-    def __init__(self, price: DeviceModelPrice) -> None:
-        super().__init__(price)
-        self._price, self._profile = price, price.profile
+    price: DeviceModelPrice
 
     def line_at(self, sums_H: FloatArray, calls: int = 0) -> TangentLine:
         """Return a tangent to the memory wait times of a call's kernels as a linear lower bound.
@@ -173,10 +171,10 @@ class DeviceModelBounds(PriceBounds):
             norm_ns = max(float(device_model.overlap(sums_H[waits])), 1e-9)
             slopes_H[waits] = (sums_H[waits] / norm_ns) ** 2
             slopes_H[other] = 1.0
-        at_0_2, below_2 = self._price.overhead_ms_2 + self.further_call_ms_2, np.zeros(2)
-        kept = calls * self._profile.l2_bytes / device_model.SPILL_BYTES
+        at_0_2, below_2 = self.price.overhead_ms_2 + self.further_call_ms_2, np.zeros(2)
+        kept = calls * self.price.profile.l2_bytes / device_model.SPILL_BYTES
         if 0 < kept < sums_H[LOOKUPS]:
-            spilled_ns_2 = self._price.spilled_ns_2[:, 0]
+            spilled_ns_2 = self.price.spilled_ns_2[:, 0]
             slopes_2H[:, LOOKUPS] += spilled_ns_2
             below_2 = -kept * spilled_ns_2 / NS_PER_MS
         return TangentLine(at_0_2, slopes_2H / NS_PER_MS, below_2)
@@ -185,12 +183,12 @@ class DeviceModelBounds(PriceBounds):
         """Return the radix-sort time that each table's row count alone requires, [2, P]."""
         found_2P = np.zeros((2, len(columns_PH)))
         passes_P = device_model.sort_passes(columns_PH[:, ROWS])
-        found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
+        found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self.price.profile.sort_pairs_per_ns / NS_PER_MS
         return found_2P
 
     def least_call_ms(self, columns_PH: FloatArray) -> FloatArray:
         """Return the time of the hottest row, of the longest bag's index kernels and of starting the sort, [2, P]."""
-        profile, columns_HP = self._profile, columns_PH.T
+        profile, columns_HP = self.price.profile, columns_PH.T
         starts_P = device_model.sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > device_model.ONE_KERNEL_PAIRS)
         once_P = device_model.hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
         once_P += profile.sort_pass_us * device_model.NS_PER_US * starts_P
@@ -199,10 +197,10 @@ class DeviceModelBounds(PriceBounds):
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
         """Return each table's time alone on a device, [P], without terms that fall if the call has more tables."""
         is_bag_H = np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG
-        times_QP = self._price.call_ms(np.where(is_bag_H, 0.0, columns_PH))
+        times_QP = self.price.call_ms(np.where(is_bag_H, 0.0, columns_PH))
         times_QP[2] = 0.0
         calls_P = np.ones(len(columns_PH), dtype=np.int64)
-        return np.asarray(self._price.device_ms(times_QP[:, None], calls_P).sum(axis=0))
+        return np.asarray(self.price.device_ms(times_QP[:, None], calls_P).sum(axis=0))
 
     def always_has_backward(self, columns_PH: FloatArray) -> bool:
         """Return True if every one of these tables has lookups."""
@@ -211,11 +209,11 @@ class DeviceModelBounds(PriceBounds):
     @property
     def further_call_ms_2(self) -> FloatArray:
         """Return the minimum kernel time that each additional call adds, forward and backward, [2]."""
-        return np.asarray(self._price.floors_ns[:, 0] / NS_PER_MS)
+        return np.asarray(self.price.floors_ns[:, 0] / NS_PER_MS)
 
     def least_launch_ms_2(self, calls: int) -> FloatArray:
         """Return the host time to launch this number of calls, [2]."""
-        return np.asarray(self._price.overhead_ms_2 + calls * self._price.launch_ms_2)
+        return np.asarray(self.price.overhead_ms_2 + calls * self.price.launch_ms_2)
 
 
 price_bounds.register(DeviceModelPrice, DeviceModelBounds)
