@@ -86,14 +86,8 @@ class CostTensors:
                 costs_NDC[row, device] = torch.tensor([forward, cost.bwd_all_to_all_ms, backward])
                 compute_ND[row, device] = cost.compute_ms
                 device_mask_ND[row, device] = True
-        return CostTensors(
-            features_PF=features_PF,
-            holds_NDP=holds_NDP,
-            device_mask_ND=device_mask_ND,
-            costs_NDC=costs_NDC,
-            compute_ND=compute_ND,
-            overall_N=torch.tensor([one.cost.max_device_ms for one in measured]),
-        )
+        overall_N = torch.tensor([one.cost.max_device_ms for one in measured])
+        return CostTensors(features_PF, holds_NDP, device_mask_ND, costs_NDC, compute_ND, overall_N)
 
 
 def predict(net: DreamShardCostNet, data: CostTensors, rows_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
