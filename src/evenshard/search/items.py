@@ -277,7 +277,7 @@ def _fixed_parts(task: ShardingTask, position: int, storage: Storage) -> Iterato
     if task.types[position] & {*sharding.REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
         yield FixedParts((whole_part(table, everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
-    if _is_line(task, table):
+    if _has_even_lookups(task, table) and not table.embedding_dim * table.weight_bits % 8:
         return
     for span in reversed(_row_cuts(task, position)):
         for devices in sharding.allowed_sets(task.machine, span, allowed):
@@ -320,10 +320,6 @@ def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
 
 def _has_even_lookups(task: ShardingTask, table: Table) -> bool:
     return not task.pipeline or (table.row_shares is None and not table.is_deduplicated)
-
-
-def _is_line(task: ShardingTask, table: Table) -> bool:
-    return _has_even_lookups(task, table) and not table.embedding_dim * table.weight_bits % 8
 
 
 def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:

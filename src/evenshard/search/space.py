@@ -171,7 +171,8 @@ class SearchSpace:
         A missing option is added, unless it is row-wise or replicated in device memory; then return None.
         """
         own = self.groups[group]
-        usual, is_alone, first = self.represent_type(own.tables[0], name), len(own.tables) == 1, 0
+        usual = self.column_type(own.tables[0]) if name == sharding.COLUMN_WISE else name  # an equivalent type
+        is_alone, first = len(own.tables) == 1, 0
         for run in own.runs:
             if (run.sharding_type, run.storage) == (usual, storage):
                 for number, of_option in enumerate(run.cuts.of_options, first):
@@ -206,7 +207,8 @@ class SearchSpace:
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
         kernels = common_kernels(self.task, members)
-        leaves = FUSED not in kernels or (self.offloads and any(map(self._is_large, members)))
+        are_large = (self.task.tables[at].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes) for at in members)
+        leaves = FUSED not in kernels or (self.offloads and any(are_large))
         elsewhere = [one for one in kernels if one != FUSED and leaves]
         return [
             *([ON_DEVICE] if FUSED in kernels else []),
@@ -242,14 +244,6 @@ class SearchSpace:
     def column_type(self, position: int) -> str:
         """Return the column-wise sharding type of a table: within a node, or across nodes if allowed."""
         return least_limited_column_type(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
-
-    def represent_type(self, position: int, name: str) -> str:
-        """Return the sharding type that represents this equivalent type among the table's options."""
-        return self.column_type(position) if name == sharding.COLUMN_WISE else name
-
-    def _is_large(self, position: int) -> bool:
-        """Return True if a table is large enough that offloading it is worthwhile."""
-        return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
 
     def _types(self, position: int) -> list[sharding.ShardingType]:
         """Return the types, fewest shards first, without types that are equivalent to another."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
     Collections: TypeAlias = nn.Module | Mapping[str, Collection] | Sequence[Collection | BaseEmbeddingConfig]
     import torch
-    from torch import nn
 
 # Remedy for an invalid ``tables`` argument.
 TABLES_ARE = "Give a file, a data frame, a list of dicts, Tables or TorchRec's configurations, or a model with tables."
