@@ -74,9 +74,7 @@ class ShardTensors:
         holds_SP = torch.zeros(len(shards), len(distinct))
         for row, (tables, _) in enumerate(shards):
             holds_SP[row, torch.tensor(tables)] = 1.0
-        return ShardTensors(
-            features_PF=features_PF, holds_SP=holds_SP, cost_S=torch.tensor([cost_ms for _, cost_ms in shards])
-        )
+        return ShardTensors(features_PF, holds_SP, torch.tensor([cost_ms for _, cost_ms in shards]))
 
 
 def predict_shards(net: AutoShardCostNet, data: ShardTensors, rows_M: torch.Tensor) -> torch.Tensor:

@@ -93,13 +93,8 @@ class EpisodeBatch:
 
     def repeat(self, episodes: int) -> EpisodeBatch:
         """Return a batch with this number of consecutive copies of each episode."""
-        return EpisodeBatch(
-            self.features_PF,
-            *(
-                column.repeat_interleave(episodes, dim=0)
-                for column in (self.table_BT, self.present_BT, self.size_BT, self.device_mask_BD, self.cap_BD)
-            ),
-        )
+        features_PF, *columns = vars(self).values()
+        return EpisodeBatch(features_PF, *(column.repeat_interleave(episodes, dim=0) for column in columns))
 
 
 @dataclass(frozen=True)
