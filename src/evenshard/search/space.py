@@ -270,7 +270,6 @@ def _num_options(runs: Sequence[OptionRun]) -> int:
 
 
 def _has_rows_for(table: Table, devices: int) -> bool:
-    """Return True if every device receives at least one row."""
     return len(row_starts(table.num_rows, devices)) == devices
 
 

@@ -68,14 +68,17 @@ def render_template(name: str, **view: Any) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Remove characters that hide or reorder text."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "\n".join(printable(line) for line in value.split("\n"))
 
 
 def _view(answer: PlacementAnswer) -> dict[str, Any]:
-    axis, slowest = time_axis(answer), slowest_device(answer.devices)
+    axis, slowest, kind = (
+        time_axis(answer),
+        slowest_device(answer.devices),
+        str(_trained_on(answer).get("hardware", "")),
+    )
     parts, bars, hosts = table_facts.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
     slow_caches = table_facts.slow_caches(answer)[:_MAX_SLOW_CACHES]
@@ -92,7 +95,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "device_text": device_text,
         "timed": step_facts.timing_word(answer),
         "whole_step": step_facts.whole_step_headline(answer),
-        "predicted_by": _predicted_by(answer),
+        "predicted_by": f"a cost model trained on {measured_or_simulated(kind)} times" if kind else "a device model",
         "title": f"{count_text(len(answer.request.tables), 'table')} on {count_text(answer.num_devices, 'device')}",
         "best": step_facts.best_baseline(answer),
         "advice": [*step_facts.advice(answer), *(table_facts.slow_cache_text(answer, one) for one in slow_caches)],
@@ -106,7 +109,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "marked": slowest if answer.num_devices > 1 else None,
         "digits": decimals(answer.predicted_ms),
         "mean_ms": fmean(device.predicted_total_ms for device in answer.devices),
-        "memory_kinds": [(kind, name) for kind, name in enumerate(MEMORY_KINDS) if kind in held],
+        "memory_kinds": [(at, name) for at, name in enumerate(MEMORY_KINDS) if at in held],
         "hosts": hosts[:_MAX_ROWS],
         "num_hosts": len(hosts),
         "kept": [*table_facts.kept_texts(answer), *table_facts.host_texts(answer)],
@@ -220,13 +223,6 @@ def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
         for name, key, values in asked
         if _is_range(seen.get(key))
     ]
-
-
-def _predicted_by(answer: PlacementAnswer) -> str:
-    hardware = str(_trained_on(answer).get("hardware", ""))
-    if not hardware:
-        return "a device model"
-    return f"a cost model trained on {measured_or_simulated(hardware)} times"
 
 
 def _trained_on(answer: PlacementAnswer) -> Mapping[str, Any]:

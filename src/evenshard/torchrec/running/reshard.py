@@ -122,8 +122,6 @@ def _tables(module: Any) -> Any:
 
 @dataclass(frozen=True)
 class _LocalShards:
-    """A table's shards on this rank."""
-
     blocks: list[Rectangle]
     values: Mapping[str, list[torch.Tensor]]  # tensor of each block, by ``weight`` or the name of an optimizer state
 
