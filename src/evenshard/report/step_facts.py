@@ -108,10 +108,9 @@ def optimizer_text(request: PlacementRequest) -> str:
 def _communication_text(types: Communication) -> str:
     if types == Communication():
         return ""
-    both = (
-        types.forward if types.forward == types.backward else f"{types.forward} forward and {types.backward} backward"
-    )
-    return f"{both} communication"
+    if types.forward == types.backward:
+        return f"{types.forward} communication"
+    return f"{types.forward} forward and {types.backward} backward communication"
 
 
 def timing_word(answer: PlacementAnswer) -> str:
@@ -161,10 +160,8 @@ def overlap_text(answer: PlacementAnswer) -> str:
 
 def step_headline(answer: PlacementAnswer) -> str:
     """Return the embedding time of a step, how it was determined, and its interval."""
-    predicted, interval = (
-        ms_text(answer.predicted_ms),
-        f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms",
-    )
+    predicted = ms_text(answer.predicted_ms)
+    interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
     if answer.measured_ms is None:
         where = " outside the training range" if _outside_range(answer) else ""
         return f"{predicted} {EMBEDDING_WORK}, predicted{where} ({interval})"

@@ -74,11 +74,8 @@ def _printable(value: Any) -> Any:
 
 
 def _view(answer: PlacementAnswer) -> dict[str, Any]:
-    axis, slowest, kind = (
-        time_axis(answer),
-        slowest_device(answer.devices),
-        str(_trained_on(answer).get("hardware", "")),
-    )
+    axis, slowest = time_axis(answer), slowest_device(answer.devices)
+    kind = str(_trained_on(answer).get("hardware", ""))
     parts, bars, hosts = table_facts.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
     slow_caches = table_facts.slow_caches(answer)[:_MAX_SLOW_CACHES]

@@ -113,10 +113,8 @@ def configs_of(collection: Collection) -> Sequence[BaseEmbeddingConfig]:
     """Return the configurations of a collection's tables."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-    is_bag = isinstance(collection, EmbeddingBagCollection)
-    configs: Sequence[BaseEmbeddingConfig] = (
-        collection.embedding_bag_configs() if is_bag else collection.embedding_configs()
-    )
+    word = "embedding_bag_configs" if isinstance(collection, EmbeddingBagCollection) else "embedding_configs"
+    configs: Sequence[BaseEmbeddingConfig] = getattr(collection, word)()
     return configs
 
 
