@@ -300,8 +300,8 @@ def _most_of(item: PackedItem, memory_D: npt.NDArray[np.int64]) -> str:
     count, cut = max(most, key=lambda one: one[0] / one[1].blocks)
     if cut.in_rows:
         return f"{count:,} of its {cut.blocks:,} rows"
-    columns, most, least = (COLUMN_STEP * blocks for blocks in (count, cut.blocks, cut.least_blocks))
-    return f"{columns} of its {most} columns, in shards of at least {least}"
+    columns, all_columns, least = (COLUMN_STEP * blocks for blocks in (count, cut.blocks, cut.least_blocks))
+    return f"{columns} of its {all_columns} columns, in shards of at least {least}"
 
 
 def _most_together(cut: Cut, memory_D: npt.NDArray[np.int64]) -> int:
