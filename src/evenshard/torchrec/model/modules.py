@@ -134,8 +134,12 @@ def find_other_modules(model: nn.Module, sharders: Sequence[Any] | None = None) 
     return {path: module for path, module, _ in _find_sharded_modules(model, sharders) if not is_placed(module)}
 
 
-def find_other_tables(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the path-prefixed name and the module of each table of modules that evenshard leaves to TorchRec."""
+def find_other_tables(model: Collections, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the path-prefixed name and the module of each table of a model that evenshard leaves to TorchRec."""
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        return
     for path, module, names in _find_sharded_modules(model, sharders):
         if not is_placed(module):
             yield from ((qualify_name(path, name), module) for name in names)
