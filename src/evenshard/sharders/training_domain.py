@@ -146,13 +146,11 @@ class TrainingDomain:
 
     def batch_outside(self, batch_size: int) -> list[str]:
         """Return the lines of ``outside`` about the global batch (samples)."""
-        low, high = self.batch_size
-        batch = f"the global batch of {batch_size:,} samples"
-        if batch_size > high * TABLE_SLACK:
-            return [f"{batch} is larger than the {high:,.0f} the model was trained on"]
-        if batch_size * TABLE_SLACK < low:
-            return [f"{batch} is smaller than the {low:,.0f} the model was trained on"]
-        return []
+        where, (low, high) = beyond(batch_size, self.batch_size), self.batch_size
+        if not where:
+            return []
+        limit = f"larger than the {high:,.0f}" if where > 0 else f"smaller than the {low:,.0f}"
+        return [f"the global batch of {batch_size:,} samples is {limit} the model was trained on"]
 
     def tables_outside(self, tables: Sequence[Table]) -> list[str]:
         """Return the lines of ``outside`` about the tables."""
@@ -272,21 +270,13 @@ def _loads(tables: Sequence[Table], num_devices: int) -> tuple[float, float]:
 
 
 def _beyond(tables: Sequence[Table], seen: SeenRange, of: Callable[[Table], float], more: str, fewer: str) -> list[str]:
-    low, high = seen
     lines = []
-    if above := [table for table in tables if beyond(of(table), seen) > 0]:
-        most = max(above, key=of)
-        lines.append(f"{_count(above)} {more} than {_limit(high)} (largest: {cut(most.name)}, {number_text(of(most))})")
-    if below := [table for table in tables if beyond(of(table), seen) < 0]:
-        least = min(below, key=of)
-        lines.append(
-            f"{_count(below)} {fewer} than {_limit(low)} (smallest: {cut(least.name)}, {number_text(of(least))})"
-        )
+    for where, word, limit, extreme in ((1, more, seen[1], "largest"), (-1, fewer, seen[0], "smallest")):
+        if found := [table for table in tables if beyond(of(table), seen) == where]:
+            last = max(found, key=lambda table: where * of(table))
+            than = f"{word} than the {number_text(limit)} the model was trained on"
+            lines.append(f"{_count(found)} {than} ({extreme}: {cut(last.name)}, {number_text(of(last))})")
     return lines
-
-
-def _limit(value: float) -> str:
-    return f"the {number_text(value)} the model was trained on"
 
 
 def _count(tables: Sequence[Table]) -> str:
