@@ -39,6 +39,7 @@ from evenshard.price.collectives import VOLUMES, Links, Volumes, find_slope_chan
 from evenshard.price.device_model import NS_PER_MS
 from evenshard.price.kernel_calls import Columns, DevicePrice, alone_ms
 from evenshard.price.link_model import Link
+from evenshard.price.loads import Mask
 from evenshard.price.simulated_price import (
     GRADIENT_WAITS,
     HOTTEST,
@@ -266,18 +267,16 @@ def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside
     by_curve_3 = np.array([is_alike, is_alike or (waits and not by_mean), is_alike]) & (name != OF_A_NODE)
     is_made_up = name == SENT and waits and not by_mean and _forward_outweighs_backward(task, links)
     by_floor_3 = ~by_curve_3 & np.array([False, waits and by_mean, is_made_up])
-    own, of_alone, floor = (
-        float(exchanges_ms_3(task, volumes, links.floor) @ (counts_3 & phases_3))
-        for volumes, phases_3 in (
-            (even, ~by_curve_3 & ~by_floor_3),
-            (alone, ~by_curve_3 & ~by_floor_3),
-            (even, by_floor_3),
-        )
-    )
+    by_own_3 = ~by_curve_3 & ~by_floor_3
+
+    def sum_ms(volumes: Volumes, curves: Links, phases_3: Mask) -> float:
+        return float(exchanges_ms_3(task, volumes, curves) @ (counts_3 & phases_3))
 
     def curve_ms(volume: float) -> float:
-        return float(exchanges_ms_3(task, _volumes(task, name, volume), links) @ (counts_3 & by_curve_3))
+        return sum_ms(_volumes(task, name, volume), links, by_curve_3)
 
+    own, of_alone = (sum_ms(volumes, links.floor, by_own_3) for volumes in (even, alone))
+    floor = sum_ms(even, links.floor, by_floor_3)
     return [
         replace(line, slope=line.slope + floor, own_slope=own, alone_slope=of_alone)
         for line in _lines_below(curve_ms, find_slope_changes(task, even, links))

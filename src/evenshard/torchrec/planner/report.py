@@ -73,7 +73,10 @@ class PlanReport:
                 raise
             result.say(f"statistics were not logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
         if given.callbacks:
-            options, result.plan = self._run_callbacks(options)
+            for callback in given.callbacks:
+                options = callback(options)
+            result.plan = planners.to_sharding_plan(options, self.topology)
+            planners.validate_rank_assignment(result.plan, self.topology)
         result.options = options
         if enumerator is not None and given.stats:
             values = {
@@ -94,13 +97,6 @@ class PlanReport:
             for one in given.stats:
                 one.log(**values)
         return bool(result.plan != plan)
-
-    def _run_callbacks(self, options: list[types.ShardingOption]) -> tuple[list[types.ShardingOption], ShardingPlan]:
-        for callback in self.arguments.callbacks or ():
-            options = callback(options)
-        plan = planners.to_sharding_plan(options, self.topology)
-        planners.validate_rank_assignment(plan, self.topology)
-        return options, plan
 
     def _reservation(self) -> types.StorageReservation:
         """Return the given storage reservation, or evenshard's reserve as a reservation for TorchRec's statistics."""
