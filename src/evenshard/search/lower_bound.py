@@ -133,13 +133,11 @@ class _Bounds:
             exchange_lines(task, costs.links, costs.pipeline, beside_nodes=one) for one in (False, True)
         )
         self._shared = self._shared_steps()
-        self._steps_2W = np.min(
-            [
-                self._sum_copies(bounds.own_steps_ms(columns_PH) + self._shared.compute_work(columns_PH))
-                for bounds, columns_PH in self._kinds
-            ],
-            axis=0,
-        )
+        steps_K2W = [
+            self._sum_copies(bounds.own_steps_ms(columns_PH) + self._shared.compute_work(columns_PH))
+            for bounds, columns_PH in self._kinds
+        ]
+        self._steps_2W = np.min(steps_K2W, axis=0)
         least_P = np.min([bounds.least_ms(columns_PH) for bounds, columns_PH in self._kinds], axis=0)
         longest_W = np.zeros(len(self._copies_W))
         np.maximum.at(longest_W, self._option_C, least_P[self._row_C])

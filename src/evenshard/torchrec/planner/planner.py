@@ -134,13 +134,13 @@ class EvenshardPlanner:
         self._planner: ModelPlanner | None = None
         require_torchrec()
         from torchrec.distributed.planner.planners import EmbeddingPlannerBase, EmbeddingShardingPlanner
+        from torchrec.distributed.planner.stats import EmbeddingStats
 
         from evenshard.torchrec.planner.model_plan import ModelPlanner
-        from evenshard.torchrec.planner.report import stats_of
 
         storage_reservation = arguments.reservation_of(storage_reservation, heuristical_storage_reservation_percentage)
         batch_size = arguments.DEFAULT_BATCH_SIZE if batch_size is None else batch_size
-        self._stats = stats_of(stats)
+        self._stats = list(stats) if isinstance(stats, list) else [EmbeddingStats() if stats is None else stats]
         known = (topology, batch_size, enumerator, storage_reservation, proposer, partitioner, performance_model)
         more = (self._stats, constraints, debug, callbacks, timeout_seconds, plan_loader)
         newer = [name for name in inspect.signature(EmbeddingShardingPlanner).parameters if name in knobs]

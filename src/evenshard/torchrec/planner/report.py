@@ -11,7 +11,6 @@ from torch import nn
 from torchrec.distributed.planner import planners, types
 from torchrec.distributed.planner.constants import POOLING_FACTOR
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator, get_partition_by_type
-from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
@@ -169,10 +168,3 @@ def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> 
         types.Shard(size=list(one.shard_sizes), offset=list(one.shard_offsets), rank=one.placement.rank())
         for one in entry.sharding_spec.shards
     ]
-
-
-def stats_of(stats: types.Stats | list[types.Stats] | None) -> list[types.Stats]:
-    """Return the statistics to log, by default TorchRec's."""
-    if stats is None:
-        return [EmbeddingStats()]
-    return list(stats) if isinstance(stats, list) else [stats]

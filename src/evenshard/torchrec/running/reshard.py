@@ -63,7 +63,10 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
             if before != now:
                 text = "Layers that use the output's values() read other columns."
                 warn_of_order([OrderChange(path, before, now)], text)
-        _replace(model, modules[path], new)
+        for parent in list(model.module.modules()):
+            for name, child in list(parent.named_children()):
+                if child is modules[path]:
+                    setattr(parent, name, new)
         model.plan.plan[path].update(changed)
     model._optim = model._init_optim(model.module)
     return sum(volume for volume, _ in delta.values())
@@ -90,13 +93,6 @@ def _rebuild(model: DistributedModelParallel, path: str, old: Any, changed: Embe
         kernel.iter.fill_(step)
         kernel.iter_cpu.fill_(step)
     return new
-
-
-def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
-    for parent in list(model.module.modules()):
-        for name, child in list(parent.named_children()):
-            if child is old:
-                setattr(parent, name, new)
 
 
 def _keep_replicas(old: Any, new: Any) -> None:
