@@ -35,8 +35,7 @@ from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
-from evenshard.sharders.dreamshard.fit import CostTensors, fit_cost_net
-from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
+from evenshard.sharders.dreamshard.fit import CostTensors, ReinforceConfig, fit_cost_net, train_policy
 from evenshard.sharders.dreamshard.sharder import (
     DreamShardCostNet,
     DreamShardPolicy,

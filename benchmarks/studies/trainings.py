@@ -20,9 +20,8 @@ from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.placement.tasks import sample_shards
 from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
 from evenshard.sharders.autoshard import fit as autoshard_fit
-from evenshard.sharders.autoshard import impala
 from evenshard.sharders.autoshard.env import AutoShardCostNet
-from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.autoshard.fit import ImpalaConfig
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.catalog import TrainedSharder
 from evenshard.sharders.checkpoint import Round, new_checkpoint
@@ -30,8 +29,7 @@ from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, CostModelFitMetrics, cost_model_round
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard import fit as dreamshard_fit
-from evenshard.sharders.dreamshard import reinforce
-from evenshard.sharders.dreamshard.reinforce import ReinforceConfig
+from evenshard.sharders.dreamshard.fit import ReinforceConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet, DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.simple import random_placement
@@ -107,7 +105,7 @@ def train_dreamshard(
             measured.append(MeasuredPlacement(name, number, who, task, placement.parts(task.tables), cost, provenance))
         this_round, known = Round(number, config.num_rounds), dreamshard_fit.select_placements(measured)
         cost_net = dreamshard_fit.cost_net_round(cost_net, known, fit, this_round, generator).checkpoint
-        policy, _ = reinforce.policy_round(policy, cost_net.net, tasks, learn, this_round, generator)
+        policy, _ = dreamshard_fit.policy_round(policy, cost_net.net, tasks, learn, this_round, generator)
     return TrainedDreamShard(cost_net.net, policy.net, normalizer, tuple(measured))
 
 
@@ -183,7 +181,7 @@ def train_autoshard(
     fitted = autoshard_fit.cost_net_round(cost_net, measured, config.fit, only, generator)
     if fitted.losses:
         log.info("cost network fitted, relative error %.3f", fmean(fitted.losses[-20:]) ** 0.5)
-    _, rewards = impala.policy_round(policy, cost_net.net, tasks, config.impala, only, generator)
+    _, rewards = autoshard_fit.policy_round(policy, cost_net.net, tasks, config.impala, only, generator)
     if rewards:
         log.info("policy trained, reward %.3f", fmean(rewards[-10:]))
     return AutoShardSharder(cost_net.net, policy.net, normalizer)

@@ -26,7 +26,7 @@ from benchmarks.shardbench.results import (
 from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
 from evenshard.placement.parts import whole_part
 from evenshard.placement.placement import check_sharding
-from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.autoshard.fit import ImpalaConfig
 from evenshard.sharders.training import FitConfig
 from evenshard.tables.table import Table
 from support.repository import ROOT

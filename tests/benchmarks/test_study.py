@@ -16,7 +16,7 @@ from benchmarks.studies.settings import Budgets, Setting
 from benchmarks.studies.study import BenchConfig, run_study
 from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig, EvenshardConfig
 from evenshard.price.costs import DeviceCost, PlacementCost
-from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.autoshard.fit import ImpalaConfig
 from evenshard.sharders.cost_model.fit import CostModelFitConfig
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.simple import EXPERTS

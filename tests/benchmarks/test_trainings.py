@@ -23,7 +23,7 @@ from benchmarks.studies.trainings import (
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCost
-from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.autoshard.fit import ImpalaConfig
 from evenshard.sharders.cost_model.fit import CostModelFitConfig
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.simple import RandomSharder, random_placement

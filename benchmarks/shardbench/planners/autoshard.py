@@ -12,7 +12,7 @@ from benchmarks.studies.trainings import AutoShardConfig, measure_random_shards,
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated_hardware import SimulatedHardware
 from evenshard.placement.parts import TablePart
-from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.autoshard.fit import ImpalaConfig
 from evenshard.sharders.autoshard.sharder import AutoShardSharder
 from evenshard.sharders.training import FitConfig
 from evenshard.tables.table import Table

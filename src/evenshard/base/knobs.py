@@ -58,29 +58,18 @@ COUNT, COUNT_OR_NONE = Range(1, 2**31 - 1, whole=True), Range(0, 2**31 - 1, whol
 SHARE, POSITIVE, NOT_NEGATIVE = Range(0, 1), Range(0, 1_000_000_000, above=True), Range(0, 1_000_000_000)
 # Ranges by the name of the setting; 2**20 GB = 1 PiB.
 RANGES: Mapping[str, Range] = {
-    "num_devices": Range(1, 4_096, whole=True),
-    "nodes": Range(1, 4_096, whole=True),
-    "devices_per_node": Range(1, 4_096, whole=True),
-    "nodes_per_domain": Range(1, 4_096, whole=True),
-    "batch_size": COUNT,
-    "batch_per_device": COUNT,
-    "dense_batch": COUNT,
+    **dict.fromkeys(("num_devices", "nodes", "devices_per_node", "nodes_per_domain"), Range(1, 4_096, whole=True)),
+    **dict.fromkeys(("batch_size", "batch_per_device", "dense_batch", "sync_every"), COUNT),
     "dense_ms": NOT_NEGATIVE,
     "overlap": SHARE,
     "max_step_ms": POSITIVE,
-    "sync_every": COUNT,
     "memory_cap_gb": Range(0, 2**20, above=True),
-    "reserved_gb": Range(0, 2**20),
-    "dense_gb": Range(0, 2**20),
-    "host_memory_gb": Range(0, 2**20),
-    "host_bandwidth_gb_s": Range(0, 1_000_000, above=True),
-    "ssd_gb": Range(0, 2**20),
-    "ssd_bandwidth_gb_s": Range(0, 1_000_000, above=True),
+    **dict.fromkeys(("reserved_gb", "dense_gb", "host_memory_gb", "ssd_gb"), Range(0, 2**20)),
+    **dict.fromkeys(("host_bandwidth_gb_s", "ssd_bandwidth_gb_s"), Range(0, 1_000_000, above=True)),
     "seed": COUNT_OR_NONE,
     "num_rows": Range(1, MAX_TABLE_BYTES, whole=True),
     "embedding_dim": Range(1, 2**16, whole=True),
-    "pooling_factor": Range(0, 1_000_000),
-    "default_pooling_factor": Range(0, 1_000_000),
+    **dict.fromkeys(("pooling_factor", "default_pooling_factor"), Range(0, 1_000_000)),
 }
 # Units by the suffix of a setting's name.
 UNITS = {"_gb": "GB", "_gb_s": "GB/s", "_ms": "ms", "_pct": "%"}

@@ -200,12 +200,11 @@ def _require_folder(path: Path, mode: int) -> None:
 
 def names_below(folder: Path) -> list[str]:
     """Return the paths of all files, links and empty folders below a folder, relative to it."""
-    found = [
+    return sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
         if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
-    ]
-    return sorted(found)
+    )
 
 
 # Atomic writes --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -52,11 +52,9 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def on_sigterm(do: Callable[[], None]) -> Iterator[None]:
+def on_sigterm(do: Callable[[], None]) -> AbstractContextManager[None]:
     """Call ``do``, which may raise, on SIGTERM within the block; no effect outside the main thread."""
-    with _handle_signal(signal.SIGTERM, do):
-        yield
+    return _handle_signal(signal.SIGTERM, do)
 
 
 @contextmanager
@@ -118,8 +116,7 @@ def ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-@contextmanager
-def on_interrupt(do: Callable[[], None]) -> Iterator[None]:
+def on_interrupt(do: Callable[[], None]) -> AbstractContextManager[None]:
     """Call ``do`` on the first Ctrl-C within the block; the second Ctrl-C raises KeyboardInterrupt as usual."""
     before = signal.getsignal(signal.SIGINT)
 
@@ -127,8 +124,7 @@ def on_interrupt(do: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         do()
 
-    with _handle_signal(signal.SIGINT, once):
-        yield
+    return _handle_signal(signal.SIGINT, once)
 
 
 @contextmanager

@@ -74,7 +74,8 @@ def integer_problem(value: Any) -> str | None:
 
 def save_weights(net: nn.Module, path: Path) -> None:
     """Write a network's state; raise TrainingFailed if a weight is not finite."""
-    check_finite(net)
+    for name, tensor in net.state_dict().items():
+        _refuse_diverged(name, tensor)
     _save(net.state_dict(), path)
 
 
@@ -87,12 +88,6 @@ def _save(state: Any, path: Path) -> None:
         content = BytesIO()
         torch.save(state, content)
         path.write_bytes(content.getbuffer())
-
-
-def check_finite(net: nn.Module) -> None:
-    """Raise TrainingFailed unless all weights of a network are finite."""
-    for name, tensor in net.state_dict().items():
-        _refuse_diverged(name, tensor)
 
 
 def load_weights(net: nn.Module, path: Path) -> None:

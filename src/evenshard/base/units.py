@@ -43,6 +43,11 @@ def ms_text(time_ms: float) -> str:
     return f"{time_ms:,.{decimals(time_ms)}f}" if math.isfinite(time_ms) else "out of memory"
 
 
+def number_text(number: float) -> str:
+    """Format whole numbers in full, and other numbers below 1000 with three digits."""
+    return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"
+
+
 def utc_text(seconds: float) -> str:
     """Format seconds since 1970 as UTC, in ISO 8601."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -25,6 +25,7 @@ For a task without a pipeline, only weights and optimizer state count.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add, attrgetter
@@ -39,7 +40,6 @@ from evenshard.placement.parts import (
     FUSED,
     HOST,
     KEY_VALUE,
-    Span,
     TablePart,
     deduplicate_table,
     part_table,
@@ -279,7 +279,8 @@ def sample_memory(
     """
     if not pipeline:
         return SampleMemory()
-    samples, columns, in_place = batch_size / num_devices, _column_parts(parts), _names_to_gather(tables, parts)
+    samples, in_place = batch_size / num_devices, _names_to_gather(tables, parts)
+    columns = Counter(name for name, _ in {(part.table, part.columns) for part in parts})
     own = [(table.name, _input_bytes(table, samples)) for table in tables]
     leaving = sum(columns.get(name, 1) * size for name, size in own) if num_devices > 1 else 0.0
     kept = PIPELINES[pipeline]
@@ -289,13 +290,6 @@ def sample_memory(
     received = sum(size for _, size in values)
     sliced = ordered if in_place else 0.0
     return SampleMemory(round(inputs), round(received), round(leaving), round(ordered), round(sliced))
-
-
-def _column_parts(parts: Sequence[TablePart]) -> dict[str, int]:
-    columns: dict[str, set[Span]] = {}
-    for part in parts:
-        columns.setdefault(part.table, set()).add(part.columns)
-    return {name: len(spans) for name, spans in columns.items()}
 
 
 def _names_to_gather(tables: Sequence[Table], parts: Sequence[TablePart]) -> set[str]:

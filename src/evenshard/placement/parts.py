@@ -128,11 +128,6 @@ class TablePart:
         (device,) = self.devices
         return device
 
-    @property
-    def extent(self) -> str:
-        """Return the columns of the part as text, such as 0:64."""
-        return str(self.columns)
-
 
 def whole_part(table: Table, devices: tuple[int, ...] = (), storage: Storage = ON_DEVICE) -> TablePart:
     """Return a whole table as one part, on one device or replicated on several devices."""
@@ -162,10 +157,10 @@ def part_table(part: TablePart, whole: Table) -> Table:
     if part.rows == (0, whole.num_rows):
         if part.columns == (0, whole.embedding_dim):
             return whole
-        return whole.with_fields(name=f"{whole.name}[{part.extent}]", embedding_dim=part.columns.size)
+        return whole.with_fields(name=f"{whole.name}[{part.columns}]", embedding_dim=part.columns.size)
     share = lookup_share(whole, part.rows)
     return whole.with_fields(
-        name=f"{whole.name}[rows {part.rows}, {part.extent}]",
+        name=f"{whole.name}[rows {part.rows}, {part.columns}]",
         num_rows=part.rows.size,
         embedding_dim=part.columns.size,
         pooling_factor=whole.pooling_factor * share,

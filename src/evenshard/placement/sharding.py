@@ -326,19 +326,15 @@ def matching_types(parts: Sequence[TablePart], table: Table, machine: Nodes) -> 
     found = sharding_type(parts, table, machine)
     if machine.num_devices == 1:
         return frozenset(SHARDING_TYPES)
-    if found in BY_COLUMNS:
-        return frozenset({found, *_bound_by_columns(machine, [part.device for part in parts])})
+    if found in BY_COLUMNS:  # also types that need one node, if all parts are on one node
+        sizes = {name: TYPES[name].home_span(machine) for name in COLUMNS_ALONE if TYPES[name].within != EVERYWHERE}
+        bound = [name for name, size in sizes.items() if len({part.device // size for part in parts}) == 1]
+        return frozenset({found, *bound})
     if found == ROW_WISE and machine.num_nodes == 1:
         return frozenset({found, TABLE_ROW_WISE})
     if found == TABLE_ROW_WISE and _covers_devices(parts, table, machine.num_devices):
         return frozenset({found, ROW_WISE})
     return frozenset({found})
-
-
-def _bound_by_columns(machine: Nodes, devices: Collection[int]) -> list[str]:
-    """Return the types that cut only columns and need one node, if these devices are on one node."""
-    sizes = {name: TYPES[name].home_span(machine) for name in COLUMNS_ALONE if TYPES[name].within != EVERYWHERE}
-    return [name for name, size in sizes.items() if len({device // size for device in devices}) == 1]
 
 
 def least_limited_column_type(types: Collection[str], machine: Nodes, default: str) -> str:

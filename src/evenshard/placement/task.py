@@ -160,12 +160,8 @@ class ShardingTask:
     @cached_property
     def row_wise_only(self) -> frozenset[int]:
         """Return the tables, by position, of the collections in which rules require all tables to be cut by rows."""
-        types_of = [self.limits_of(at).types for at in range(len(self.tables))]
-        free = {
-            table.collection
-            for table, types in zip(self.tables, types_of, strict=True)
-            if types - {*sharding.ROWS_ALONE}
-        }
+        rows = {*sharding.ROWS_ALONE}
+        free = {table.collection for at, table in enumerate(self.tables) if self.limits_of(at).types - rows}
         return frozenset(at for at, table in enumerate(self.tables) if table.collection not in free)
 
     @cached_property
@@ -288,7 +284,6 @@ def width_problem(task: ShardingTask, columns: int) -> str | None:
 
 
 def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | None) -> int:
-    """Return the largest number of column parts that a sharding type allows on these devices."""
     own, machine = sharding.TYPES[name], task.machine
     if not own.cuts_columns:
         return 1

@@ -180,7 +180,7 @@ class _TableChanges:
     def _moves(self, number: int) -> list[_Candidate]:
         """Return the moves and swaps of a part, without those that only rename devices."""
         part = self._answer.parts[number]
-        home, of_part = part.device, f" its columns {part.extent}" if self._is_cut(part) else ""
+        home, of_part = part.device, f" its columns {part.columns}" if self._is_cut(part) else ""
         tried: list[tuple[str, Changes]] = [
             (f"move{of_part} to device {device}", self._move(number, device))
             for device in range(self._answer.num_devices)

@@ -33,9 +33,7 @@ def print_difference(difference: Difference, file: TextIO | None = None, paid: P
     """Print a diff, and the payback of its move if given, to a file (default: stdout), in color only on terminals."""
     console = plain_console(file, _NARROWEST)
     console.print(_times(difference), style="bold")
-    for line in _bytes(difference):
-        console.print(line)
-    for line in payback_lines(paid) if paid is not None else ():
+    for line in (*_bytes(difference), *(() if paid is None else payback_lines(paid))):
         console.print(line)
     for style, line in _remarks(difference):
         console.print(line, style=style)

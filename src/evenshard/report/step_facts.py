@@ -108,10 +108,9 @@ def optimizer_text(request: PlacementRequest) -> str:
 def _communication_text(types: Communication) -> str:
     if types == Communication():
         return ""
-    both = (
-        types.forward if types.forward == types.backward else f"{types.forward} forward and {types.backward} backward"
-    )
-    return f"{both} communication"
+    if types.forward == types.backward:
+        return f"{types.forward} communication"
+    return f"{types.forward} forward and {types.backward} backward communication"
 
 
 def timing_word(answer: PlacementAnswer) -> str:
@@ -161,16 +160,13 @@ def overlap_text(answer: PlacementAnswer) -> str:
 
 def step_headline(answer: PlacementAnswer) -> str:
     """Return the embedding time of a step, how it was determined, and its interval."""
-    step_ms = answer.predicted_ms if answer.measured_ms is None else answer.measured_ms
-    return f"{ms_text(step_ms)} {EMBEDDING_WORK}, {timed_text(answer)}"
-
-
-def timed_text(answer: PlacementAnswer) -> str:
-    """Say whether the step time is predicted, measured or simulated, with the interval of the prediction."""
+    predicted = ms_text(answer.predicted_ms)
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
     if answer.measured_ms is None:
-        return f"predicted{' outside the training range' if _outside_range(answer) else ''} ({interval})"
-    return f"{timing_word(answer)} ({ms_text(answer.predicted_ms)} predicted, {interval})"
+        where = " outside the training range" if _outside_range(answer) else ""
+        return f"{predicted} {EMBEDDING_WORK}, predicted{where} ({interval})"
+    how = f"{timing_word(answer)} ({predicted} predicted, {interval})"
+    return f"{ms_text(answer.measured_ms)} {EMBEDDING_WORK}, {how}"
 
 
 def gap_text(answer: PlacementAnswer) -> str:

@@ -70,18 +70,16 @@ def stops_texts(found: WhatIfAnswer) -> Iterator[str]:
 def heading(found: WhatIfAnswer) -> str:
     """Return the batch size and the hardware that the times apply to, as text."""
     asked = found.question
-    size = (
-        f"{asked.batch_size:,} over all devices" if asked.batch_size else f"{asked.batch_per_device:,} on each device"
-    )
+    where = "over all devices" if asked.batch_size else "on each device"
     kinds = dict.fromkeys(one.hardware for one in found.options)
     models = [printable(kind) for kind in kinds if is_simulated(kind)]
     said = f" Device models, not GPUs: {', '.join(models)}." if models else ""
-    priced = (
-        ""
-        if found.has_dense
-        else " Times are of embedding work alone; --dense or --dense-ms adds the dense part of a step."
+    text = (
+        f"Batch {asked.batch_size or asked.batch_per_device:,} {where}.{said} Times are predicted, with 90 % intervals."
     )
-    return f"Batch {size}.{said} Times are predicted, with 90 % intervals.{priced}"
+    if found.has_dense:
+        return text
+    return f"{text} Times are of embedding work alone; --dense or --dense-ms adds the dense part of a step."
 
 
 def machine_name(one: WhatIfOption) -> str:

@@ -74,17 +74,14 @@ class Best(Rows):
             self.option_NG[better_N], self.place_NGS[better_N] = chains.option_NG[better_N], chains.place_NGS[better_N]
 
 
+@dataclass(frozen=True)
 class Annealing:
     """Simulated annealing of placements; ends when ``is_over`` returns True, and reports each batch to ``note``."""
 
-    def __init__(
-        self,
-        proposals: Proposals,
-        rng: np.random.Generator,
-        is_over: Callable[[], bool],
-        note: Callable[[int, Best], None],
-    ) -> None:
-        self._proposals, self._rng, self._is_over, self._note = proposals, rng, is_over, note
+    proposals: Proposals
+    rng: np.random.Generator
+    is_over: Callable[[], bool]
+    note: Callable[[int, Best], None]
 
     def run(
         self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains], phases: Phases = PHASES
@@ -106,7 +103,7 @@ class Annealing:
         return found
 
     def _anneal(self, chains: Chains, changes: int, mean: float, hottest: float) -> Best:
-        rng, best = self._rng, Best.of(chains)
+        rng, best = self.rng, Best.of(chains)
         batch = min(MOST_AT_ONCE, max(LEAST_AT_ONCE, AT_ONCE // chains.num))
         groups = chains.option_NG.shape[1]
         start = HEAT * changes / (chains.num * groups)
@@ -114,11 +111,11 @@ class Annealing:
         steps = max(1, changes // (batch * chains.num))
         period = max(BATCHES_PER_LARGE, CHANGES_PER_LARGE // (batch * chains.num), (groups // MANY_GROUPS) ** 2)
         for step in range(steps):
-            if self._is_over():
+            if self.is_over():
                 break
             done = step / steps
             temperature, weights = start * (END / start) ** done, (mean * (1 - done), OVERFLOW * OVERFLOW_GROWTH**done)
-            chain_M, edits = self._proposals.draw(chains, batch)
+            chain_M, edits = self.proposals.draw(chains, batch)
             shards = chains.list_changed_shards(chain_M, edits)
             outcome = chains.try_out(chain_M, shards)
             unusual_M, moved_M = chains.unusual_share_after(chain_M, edits), chains.moved_bytes_after(chain_M, edits)
@@ -134,18 +131,18 @@ class Annealing:
             if step % period == period - 1:
                 self._change_many(chains, temperature, weights)
                 best.update(chains)
-            self._note(len(chain_M), best)
+            self.note(len(chain_M), best)
         return best
 
     def _change_many(self, chains: Chains, temperature: float, weights: tuple[float, float]) -> None:
-        number_M = self._rng.permutation(chains.num)[:CHAINS_PER_LARGE]
-        number_M, option_MG, place_MGS = self._proposals.change_many(chains, number_M)
+        number_M = self.rng.permutation(chains.num)[:CHAINS_PER_LARGE]
+        number_M, option_MG, place_MGS = self.proposals.change_many(chains, number_M)
         if not len(number_M):
             return
         tried = chains.with_placements(option_MG, place_MGS)
         energy_M, now_N = _energy_of(tried, weights), _energy_of(chains, weights)
-        passes_M = energy_M <= now_N[number_M] * (1 + temperature * self._rng.exponential(size=len(number_M)))
-        passes_M &= self._proposals.placer.is_legal(tried)
+        passes_M = energy_M <= now_N[number_M] * (1 + temperature * self.rng.exponential(size=len(number_M)))
+        passes_M &= self.proposals.placer.is_legal(tried)
         if passes_M.any():
             chains.replace(number_M[passes_M], option_MG[passes_M], place_MGS[passes_M])
 

@@ -34,19 +34,12 @@ from functools import singledispatch
 import numpy as np
 
 from evenshard.placement.task import ShardingTask
+from evenshard.price import device_model
 from evenshard.price.collectives import VOLUMES, Links, Volumes, find_slope_changes
-from evenshard.price.device_model import (
-    NS_PER_MS,
-    NS_PER_US,
-    ONE_KERNEL_PAIRS,
-    SPILL_BYTES,
-    has_lookups,
-    hot_row_ns,
-    overlap,
-    sort_passes,
-)
+from evenshard.price.device_model import NS_PER_MS
 from evenshard.price.kernel_calls import Columns, DevicePrice, alone_ms
 from evenshard.price.link_model import Link
+from evenshard.price.loads import Mask
 from evenshard.price.simulated_price import (
     GRADIENT_WAITS,
     HOTTEST,
@@ -163,9 +156,7 @@ class DeviceModelBounds(PriceBounds):
     ``shared_steps`` is 0, because each call sorts its own lookups, and a device's number of calls is unknown.
     """
 
-    def __init__(self, price: DeviceModelPrice) -> None:
-        super().__init__(price)
-        self._price, self._profile = price, price.profile
+    price: DeviceModelPrice
 
     def line_at(self, sums_H: FloatArray, calls: int = 0) -> TangentLine:
         """Return a tangent to the memory wait times of a call's kernels as a linear lower bound.
@@ -178,13 +169,13 @@ class DeviceModelBounds(PriceBounds):
         slopes_2H = np.zeros((2, len(sums_H)))
         others = range(OTHER_NS.start, OTHER_NS.stop)
         for slopes_H, other, waits in zip(slopes_2H, others, (LOOKUP_WAITS, GRADIENT_WAITS), strict=True):
-            norm_ns = max(float(overlap(sums_H[waits])), 1e-9)
+            norm_ns = max(float(device_model.overlap(sums_H[waits])), 1e-9)
             slopes_H[waits] = (sums_H[waits] / norm_ns) ** 2
             slopes_H[other] = 1.0
-        at_0_2, below_2 = self._price.overhead_ms_2 + self.further_call_ms_2, np.zeros(2)
-        kept = calls * self._profile.l2_bytes / SPILL_BYTES
+        at_0_2, below_2 = self.price.overhead_ms_2 + self.further_call_ms_2, np.zeros(2)
+        kept = calls * self.price.profile.l2_bytes / device_model.SPILL_BYTES
         if 0 < kept < sums_H[LOOKUPS]:
-            spilled_ns_2 = self._price.spilled_ns_2[:, 0]
+            spilled_ns_2 = self.price.spilled_ns_2[:, 0]
             slopes_2H[:, LOOKUPS] += spilled_ns_2
             below_2 = -kept * spilled_ns_2 / NS_PER_MS
         return TangentLine(at_0_2, slopes_2H / NS_PER_MS, below_2)
@@ -192,38 +183,38 @@ class DeviceModelBounds(PriceBounds):
     def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
         """Return the radix-sort time that each table's row count alone requires, [2, P]."""
         found_2P = np.zeros((2, len(columns_PH)))
-        passes_P = sort_passes(columns_PH[:, ROWS])
-        found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
+        passes_P = device_model.sort_passes(columns_PH[:, ROWS])
+        found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self.price.profile.sort_pairs_per_ns / NS_PER_MS
         return found_2P
 
     def least_call_ms(self, columns_PH: FloatArray) -> FloatArray:
         """Return the time of the hottest row, of the longest bag's index kernels and of starting the sort, [2, P]."""
-        profile, columns_HP = self._profile, columns_PH.T
-        starts_P = sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > ONE_KERNEL_PAIRS)
-        once_P = hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
-        once_P += profile.sort_pass_us * NS_PER_US * starts_P
+        profile, columns_HP = self.price.profile, columns_PH.T
+        starts_P = device_model.sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > device_model.ONE_KERNEL_PAIRS)
+        once_P = device_model.hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
+        once_P += profile.sort_pass_us * device_model.NS_PER_US * starts_P
         return np.stack([np.zeros(len(columns_PH)), once_P]) / NS_PER_MS
 
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
         """Return each table's time alone on a device, [P], without terms that fall if the call has more tables."""
         is_bag_H = np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG
-        times_QP = self._price.call_ms(np.where(is_bag_H, 0.0, columns_PH))
+        times_QP = self.price.call_ms(np.where(is_bag_H, 0.0, columns_PH))
         times_QP[2] = 0.0
         calls_P = np.ones(len(columns_PH), dtype=np.int64)
-        return np.asarray(self._price.device_ms(times_QP[:, None], calls_P).sum(axis=0))
+        return np.asarray(self.price.device_ms(times_QP[:, None], calls_P).sum(axis=0))
 
     def always_has_backward(self, columns_PH: FloatArray) -> bool:
         """Return True if every one of these tables has lookups."""
-        return bool(has_lookups(columns_PH[:, LOOKUPS]).all())
+        return bool(device_model.has_lookups(columns_PH[:, LOOKUPS]).all())
 
     @property
     def further_call_ms_2(self) -> FloatArray:
         """Return the minimum kernel time that each additional call adds, forward and backward, [2]."""
-        return np.asarray(self._price.floors_ns[:, 0] / NS_PER_MS)
+        return np.asarray(self.price.floors_ns[:, 0] / NS_PER_MS)
 
     def least_launch_ms_2(self, calls: int) -> FloatArray:
         """Return the host time to launch this number of calls, [2]."""
-        return np.asarray(self._price.overhead_ms_2 + calls * self._price.launch_ms_2)
+        return np.asarray(self.price.overhead_ms_2 + calls * self.price.launch_ms_2)
 
 
 price_bounds.register(DeviceModelPrice, DeviceModelBounds)
@@ -276,18 +267,16 @@ def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside
     by_curve_3 = np.array([is_alike, is_alike or (waits and not by_mean), is_alike]) & (name != OF_A_NODE)
     is_made_up = name == SENT and waits and not by_mean and _forward_outweighs_backward(task, links)
     by_floor_3 = ~by_curve_3 & np.array([False, waits and by_mean, is_made_up])
-    own, of_alone, floor = (
-        float(exchanges_ms_3(task, volumes, links.floor) @ (counts_3 & phases_3))
-        for volumes, phases_3 in (
-            (even, ~by_curve_3 & ~by_floor_3),
-            (alone, ~by_curve_3 & ~by_floor_3),
-            (even, by_floor_3),
-        )
-    )
+    by_own_3 = ~by_curve_3 & ~by_floor_3
+
+    def sum_ms(volumes: Volumes, curves: Links, phases_3: Mask) -> float:
+        return float(exchanges_ms_3(task, volumes, curves) @ (counts_3 & phases_3))
 
     def curve_ms(volume: float) -> float:
-        return float(exchanges_ms_3(task, _volumes(task, name, volume), links) @ (counts_3 & by_curve_3))
+        return sum_ms(_volumes(task, name, volume), links, by_curve_3)
 
+    own, of_alone = (sum_ms(volumes, links.floor, by_own_3) for volumes in (even, alone))
+    floor = sum_ms(even, links.floor, by_floor_3)
     return [
         replace(line, slope=line.slope + floor, own_slope=own, alone_slope=of_alone)
         for line in _lines_below(curve_ms, find_slope_changes(task, even, links))

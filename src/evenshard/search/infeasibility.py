@@ -300,9 +300,8 @@ def _most_of(item: PackedItem, memory_D: npt.NDArray[np.int64]) -> str:
     count, cut = max(most, key=lambda one: one[0] / one[1].blocks)
     if cut.in_rows:
         return f"{count:,} of its {cut.blocks:,} rows"
-    return f"{COLUMN_STEP * count} of its {COLUMN_STEP * cut.blocks} columns, in shards of at least " + (
-        f"{COLUMN_STEP * cut.least_blocks}"
-    )
+    columns, all_columns, least = (COLUMN_STEP * blocks for blocks in (count, cut.blocks, cut.least_blocks))
+    return f"{columns} of its {all_columns} columns, in shards of at least {least}"
 
 
 def _most_together(cut: Cut, memory_D: npt.NDArray[np.int64]) -> int:
@@ -319,12 +318,10 @@ def _subject(tables: Sequence[Table]) -> str:
 
 def _needs(tables: Sequence[Table], need: int, at_least: bool = False) -> str:
     weights = sum(table.size_bytes for table in tables)
-    parts = (
-        f" ({gb_text(weights)} of weights, {gb_text(need - weights)} of state, inputs and outputs)"
-        if need > weights
-        else ""
-    )
-    return f"need{'' if len(tables) > 1 else 's'}{' at least' if at_least else ''} {gb_text(need)}{parts}"
+    text = f"need{'' if len(tables) > 1 else 's'}{' at least' if at_least else ''} {gb_text(need)}"
+    if need <= weights:
+        return text
+    return f"{text} ({gb_text(weights)} of weights, {gb_text(need - weights)} of state, inputs and outputs)"
 
 
 def _devices(allowed_D: npt.NDArray[np.bool_]) -> str:

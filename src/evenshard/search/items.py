@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.placement import sharding
 from evenshard.placement.memory import CACHE_SLOT_BYTES
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import (
@@ -34,18 +35,7 @@ from evenshard.placement.parts import (
     whole_part,
 )
 from evenshard.placement.placement import common_device_mask, device_mask, merge_groups, separation_groups
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    COLUMNS_ALONE,
-    GRIDS,
-    NEVER_WHOLE,
-    REPLICATED,
-    ROWS_ALONE,
-    TABLE_WISE,
-    TYPES,
-    allowed_sets,
-    least_limited_column_type,
-)
+from evenshard.placement.sharding import COLUMN_WISE, GRIDS, TYPES, least_limited_column_type
 from evenshard.placement.task import ShardingTask, common_kernels, may_be_cut_by_columns, memory_of_part
 from evenshard.search.cuts import Cut, Devices, FixedParts, Grid, Line, MemoryUse
 from evenshard.tables.table import Table
@@ -218,7 +208,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
         outside=MemoryUse(0, sum(one.host for one in wholes), sum(one.ssd for one in wholes)),
         storage=storage,
     )
-    if task.num_devices == 1 or len(positions) > 1 or task.types[positions[0]] == {TABLE_WISE}:
+    if task.num_devices == 1 or len(positions) > 1 or task.types[positions[0]] == {sharding.TABLE_WISE}:
         return whole
     types = task.types[positions[0]]
     cuts = _cuts(task, positions[0], storage)
@@ -229,7 +219,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
     return replace(
         whole,
         least_bytes=min(least, *(one.device_bytes for one in known)) if known else least,
-        may_be_whole=bool(types - {*NEVER_WHOLE}) and task.fewest_column_parts(tables[0]) == 1,
+        may_be_whole=bool(types - {*sharding.NEVER_WHOLE}) and task.fewest_column_parts(tables[0]) == 1,
         cuts=cuts,
         grid=grid,
         known=known,
@@ -240,7 +230,7 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
     table, limits, types = task.tables[position], task.limits_of(position), task.types[position]
     machine, found = task.machine, []
     # Blocks and their devices are more general than a search's even widths: part sizes may be any that fit.
-    if (by_columns := types & {*COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
+    if (by_columns := types & {*sharding.COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
         homes = TYPES[least_limited_column_type(by_columns, machine, COLUMN_WISE)].home_span(machine)
         scopes = _allowed_of(machine, homes, limits.devices)
         line, blocks = _columns(task, table, storage), table.embedding_dim // COLUMN_STEP
@@ -253,7 +243,7 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
 
 
 def _row_cuts(task: ShardingTask, position: int) -> list[int]:
-    return sorted(TYPES[one].span(task.machine) for one in ROWS_ALONE if one in task.types[position])
+    return sorted(TYPES[one].span(task.machine) for one in sharding.ROWS_ALONE if one in task.types[position])
 
 
 def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Grid:
@@ -271,7 +261,7 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
         return known[rows.size]
 
     return Grid(
-        tuple(map(np.array, allowed_sets(task.machine, span, limits.devices))),
+        tuple(map(np.array, sharding.allowed_sets(task.machine, span, limits.devices))),
         table.embedding_dim // COLUMN_STEP,
         limits.min_column_steps,
         table.num_rows,
@@ -284,13 +274,13 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
 def _fixed_parts(task: ShardingTask, position: int, storage: Storage) -> Iterator[FixedParts]:
     """Yield parts of a table with fixed sizes: replicas, and equal row shards if their memory is not linear in rows."""
     table, allowed = task.tables[position], task.limits_of(position).devices
-    if task.types[position] & {*REPLICATED} and storage == ON_DEVICE:
+    if task.types[position] & {*sharding.REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
         yield FixedParts((whole_part(table, everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
-    if _is_line(task, table):
+    if _has_even_lookups(task, table) and not table.embedding_dim * table.weight_bits % 8:
         return
     for span in reversed(_row_cuts(task, position)):
-        for devices in allowed_sets(task.machine, span, allowed):
+        for devices in sharding.allowed_sets(task.machine, span, allowed):
             parts = cut_rows(table, devices, storage=storage)
             yield FixedParts(tuple(parts), {part.device: _memory_use(task, table, part) for part in parts})
 
@@ -330,10 +320,6 @@ def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
 
 def _has_even_lookups(task: ShardingTask, table: Table) -> bool:
     return not task.pipeline or (table.row_shares is None and not table.is_deduplicated)
-
-
-def _is_line(task: ShardingTask, table: Table) -> bool:
-    return _has_even_lookups(task, table) and not table.embedding_dim * table.weight_bits % 8
 
 
 def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:

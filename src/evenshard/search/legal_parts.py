@@ -130,7 +130,7 @@ def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[T
 
 def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
     """Return True if the linear model may overestimate the memory of row parts."""
-    in_rows = (one for one in items.items if one.grid or any(cut.in_rows for cut in one.cuts))
+    in_rows = filter(_has_rows, items.items)
     return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
 
 
@@ -141,16 +141,16 @@ def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
     choices_I = np.array([int(item.allowed_D.sum()) for item in all_items])
     apart_I = np.array([len(item.apart) for item in all_items])
     parts_I = np.array([max((cut.part_bytes for cut in item.cuts), default=0) for item in all_items])
-    freedom_I = np.array([_freedom(item) for item in all_items])
+    # How flexible an item is: 0 whole, 1 column cuts, 2 row cuts (which fit any free memory).
+    freedom_I = np.array([2 if _has_rows(item) else bool(item.cuts) for item in all_items])
     for last_I in (apart_I, parts_I):
         order = np.lexsort((-bytes_I, -last_I, freedom_I, choices_I)).tolist()
         yield order, False
         yield order, True
 
 
-def _freedom(item: PackedItem) -> int:
-    """Return how flexible an item is: 0 whole, 1 column cuts, 2 row cuts (which fit any free memory)."""
-    return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
+def _has_rows(item: PackedItem) -> bool:
+    return item.grid is not None or any(cut.in_rows for cut in item.cuts)
 
 
 def pack_in_order(items: PackedItems, order: Sequence[int], tightest: bool) -> list[TablePart] | None:
@@ -182,8 +182,9 @@ def _place(item: PackedItem, left_D: npt.NDArray[np.int64], tightest: bool) -> _
         device = int(roomy_D.argmin() if tightest else roomy_D.argmax())
         return item.whole(device), {device: item.size_bytes}
     for cut in item.cuts:
-        for scope in _sort_by_free_memory(cut, left_D):
-            blocks = _cut_rows(cut, left_D[scope]) if cut.in_rows else _cut_columns(cut, left_D[scope], tightest)
+        for scope in sorted(cut.scopes, key=lambda scope: -int(left_D[scope].clip(min=0).sum())):
+            most_D = cut.most_blocks(left_D[scope])
+            blocks = _cut_rows(cut, most_D) if cut.in_rows else _use_fewest(cut, most_D, tightest)
             if blocks is not None:
                 return _lay_out(item, cut, scope, blocks)
     if item.grid is not None and (found := _cut_grid(item, left_D)) is not None:
@@ -198,24 +199,8 @@ def _lay_out(item: PackedItem, cut: Cut, scope: Devices, blocks: npt.NDArray[np.
     return cut.parts(item.tables[0], held), bytes_of
 
 
-def _sort_by_free_memory(cut: Cut, left_D: npt.NDArray[np.int64]) -> Sequence[Devices]:
-    if len(cut.scopes) < 2:
-        return cut.scopes
-    return sorted(cut.scopes, key=lambda scope: -int(left_D[scope].clip(min=0).sum()))
-
-
-def _cut_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.NDArray[np.int64] | None:
-    most_D = cut.most_blocks(left_D)
-    if (found := _use_fewest(cut, most_D, tightest)) is None:
-        return None
-    chosen, blocks = found
-    blocks_D = np.zeros_like(most_D)
-    blocks_D[chosen] = blocks
-    return blocks_D
-
-
-def _use_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], first_fit: bool) -> tuple[Devices, Devices] | None:
-    """Return the fewest devices or nodes (at least two) that can hold all columns, and the blocks on each."""
+def _use_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], first_fit: bool) -> npt.NDArray[np.int64] | None:
+    """Return the blocks on each device or node; as few as possible, but at least two, hold all columns."""
     roomy = (-most).argsort(kind="stable")
     enough = most[roomy].cumsum() >= cut.blocks
     if not enough.any():
@@ -225,7 +210,9 @@ def _use_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], first_fit: bool) -
     rest = cut.blocks - count * cut.least_blocks
     if len(chosen) < count or not most[chosen[-1]] or rest < 0:
         return None
-    return chosen, cut.least_blocks + _spread(rest, most[chosen] - cut.least_blocks, first_fit)
+    found = np.zeros_like(most)
+    found[chosen] = cut.least_blocks + _spread(rest, most[chosen] - cut.least_blocks, first_fit)
+    return found
 
 
 def _spread(count: int, most: npt.NDArray[np.int64], first_fit: bool) -> npt.NDArray[np.int64]:
@@ -239,9 +226,8 @@ def _spread(count: int, most: npt.NDArray[np.int64], first_fit: bool) -> npt.NDA
     return found
 
 
-def _cut_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+def _cut_rows(cut: Cut, most_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
     """Distribute rows evenly, else in proportion to free memory, at least one row per device; None if impossible."""
-    most_D = cut.most_blocks(left_D)
     even_D = np.zeros_like(most_D)
     even = cut.even_rows
     in_turn = np.arange(len(most_D)) if len(even) == cut.fills else (-most_D).argsort(kind="stable")
@@ -269,10 +255,8 @@ def _cut_grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None
     grid = item.grid
     assert grid is not None
     most = np.array([grid.most_blocks(left_D[node]) for node in grid.nodes])
-    if (found := _use_fewest(grid, most, first_fit=False)) is None:
+    if (blocks := _use_fewest(grid, most, first_fit=False)) is None:
         return None
-    blocks = np.zeros_like(most)
-    blocks[found[0]] = found[1]
     bytes_of = {
         device: line.part.device + int(count) * line.block.device
         for node, count in zip(grid.nodes, blocks, strict=True)

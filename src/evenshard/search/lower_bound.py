@@ -133,13 +133,11 @@ class _Bounds:
             exchange_lines(task, costs.links, costs.pipeline, beside_nodes=one) for one in (False, True)
         )
         self._shared = self._shared_steps()
-        self._steps_2W = np.min(
-            [
-                self._sum_copies(bounds.own_steps_ms(columns_PH) + self._shared.compute_work(columns_PH))
-                for bounds, columns_PH in self._kinds
-            ],
-            axis=0,
-        )
+        steps_K2W = [
+            self._sum_copies(bounds.own_steps_ms(columns_PH) + self._shared.compute_work(columns_PH))
+            for bounds, columns_PH in self._kinds
+        ]
+        self._steps_2W = np.min(steps_K2W, axis=0)
         least_P = np.min([bounds.least_ms(columns_PH) for bounds, columns_PH in self._kinds], axis=0)
         longest_W = np.zeros(len(self._copies_W))
         np.maximum.at(longest_W, self._option_C, least_P[self._row_C])
@@ -241,12 +239,10 @@ class _Bounds:
         """Return the average device's minimum time, at least ``known``, and the option of each table group."""
         slopes_X = [one.slope + one.own_slope for one in case.exchange_X]
         works_W = np.array(counted) @ lines.works_2W + self._apart_W + self._communication_W(slopes_X) * self._devices
-        total_GW, alone_GW = (
-            self._table.pad_by_group(one_W) for one_W in (np.where(case.is_own_W, works_W, np.inf), case.alone_W)
-        )
+        total_GW = self._table.pad_by_group(np.where(case.is_own_W, works_W, np.inf))
         at_0_2 = lines.at_classes_2(case.classes)
         offset_ms = sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, at_0_2, counted)
-        options = Options(total_GW, alone_GW, self._bytes_GW)
+        options = Options(total_GW, self._table.pad_by_group(case.alone_W), self._bytes_GW)
         return least_time_ms(options, offset_ms, self._memory_bytes, self._devices, known)
 
     @cached_property
@@ -325,10 +321,8 @@ class _Bounds:
         found = [self._lines_of(kind, chosen_G) for kind in range(len(self._kinds))]
         at_0_2 = np.min([one.at_0_2 for one in found], axis=0) + self._shared.at_0_2
         of_kinds = tuple(one.of_kinds[0] for one in found)
-        below_Y2, works_2W = (
-            np.min([getattr(one, name) for one in found], axis=0) for name in ("below_Y2", "works_2W")
-        )
-        return _Lines(of_kinds, at_0_2, below_Y2, works_2W)
+        below_Y2 = np.min([one.below_Y2 for one in found], axis=0)
+        return _Lines(of_kinds, at_0_2, below_Y2, np.min([one.works_2W for one in found], axis=0))
 
     def _lines_of(self, kind: int, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
         table, (bounds, columns_PH) = self._table, self._kinds[kind]

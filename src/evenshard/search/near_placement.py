@@ -173,7 +173,6 @@ class NearSearch:
         return int(self._moves.count_bytes(*placement).sum())
 
     def _anneal_fewest_moves(self, free: _Placement) -> _Placement | None:
-        """Return the best placement found that moves the fewest bytes."""
         starts = self._earlier_placements(free)
         best = self._anneal(starts, self._bytes(starts[0]), 0, STAY_SHARE)
         if best is not None and not self._bytes(best):

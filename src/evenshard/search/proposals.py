@@ -150,16 +150,13 @@ class Proposals:
             self._move(chains, change, other_M[own], source_M[own], chain),
         )
         one, other = shards
-        trades_E = (self._rng.random(len(own)) < TRADES) & self._can_trade(one.option_E, other.option_E)
+        # Options with equally many shards on equally many devices can swap them.
+        count_E, home_E = self._table.count_O[one.option_E], self._table.home_O[one.option_E]
+        is_alike_E = (count_E == self._table.count_O[other.option_E]) & (home_E == self._table.home_O[other.option_E])
+        trades_E = (self._rng.random(len(own)) < TRADES) & is_alike_E & (count_E > 1)
         there_ES, here_ES = (chains.place_NGS[chain, edits.group_E] for edits in (other, one))
         one.place_ES[trades_E], other.place_ES[trades_E] = there_ES[trades_E], here_ES[trades_E]
         return Edits.join(shards)
-
-    def _can_trade(self, one_E: Indices, other_E: Indices) -> Mask:
-        """Return True if two options can swap devices: they have equally many shards, on equally many devices."""
-        table = self._table
-        is_alike_E = (table.count_O[one_E] == table.count_O[other_E]) & (table.home_O[one_E] == table.home_O[other_E])
-        return np.asarray(is_alike_E & (table.count_O[one_E] > 1))
 
     def _change_options(self, chains: Chains, change_M: Indices, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
         rng, table = self._rng, self._table

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from evenshard.placement import sharding
 from evenshard.placement.parts import (
     COLUMN_STEP,
     FUSED,
@@ -27,33 +28,14 @@ from evenshard.placement.parts import (
     whole_part,
 )
 from evenshard.placement.placement import common_device_mask, merge_groups, parts_by_table, separation_groups
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    COLUMNS_ALONE,
-    ROW_WISE,
-    ROWS_ALONE,
-    TABLE_COLUMN_WISE,
-    TABLE_WISE,
-    TYPES,
-    ShardingType,
-    least_limited_column_type,
-    sharding_type,
-    types_on_all,
-)
+from evenshard.placement.sharding import TABLE_COLUMN_WISE, TABLE_WISE, TYPES, least_limited_column_type
 from evenshard.placement.task import ShardingTask, common_kernels
 from evenshard.price.collectives import latencies_ms
 from evenshard.price.loads import Indices, Mask
 from evenshard.price.step import PartCosts
+from evenshard.search import sharding_option
 from evenshard.search.shard_builder import ShardArrays, ShardBuilder
-from evenshard.search.sharding_option import (
-    Choice,
-    Cuts,
-    MeanCollections,
-    OptionRun,
-    OptionTable,
-    ShardingOption,
-    TableGroup,
-)
+from evenshard.search.sharding_option import Choice, Cuts, OptionRun
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -116,12 +98,12 @@ class SearchSpace:
         return self._builder.arrays()
 
     @cached_property
-    def means(self) -> MeanCollections:
+    def means(self) -> sharding_option.MeanCollections:
         """Return the collections with MEAN tables, which are cut by rows as a whole or not at all."""
-        return MeanCollections(self.costs, self.groups, self.table, len(self.shard_arrays.span_P))
+        return sharding_option.MeanCollections(self.costs, self.groups, self.table, len(self.shard_arrays.span_P))
 
     @cached_property
-    def table(self) -> OptionTable:
+    def table(self) -> sharding_option.OptionTable:
         """Return all options as arrays."""
         runs = [run for group in self.groups for run in group.runs]
         of_type: dict[str, int] = {}
@@ -135,7 +117,7 @@ class SearchSpace:
         }
         homes = [(TYPES[one].span(self.task.machine), TYPES[one].home_span(self.task.machine)) for one in of_type]
         options_R = np.array([len(run.cuts.slots) for run in runs])
-        return OptionTable(
+        return sharding_option.OptionTable(
             np.array([_num_options(group.runs) for group in self.groups]),
             np.concatenate([run.cuts.count_O for run in runs]),
             np.concatenate([run.first_shard + run.cuts.slot_A for run in runs]),
@@ -146,11 +128,11 @@ class SearchSpace:
             self.shard_arrays,
         )
 
-    def options(self, group: int) -> list[ShardingOption]:
+    def options(self, group: int) -> list[sharding_option.ShardingOption]:
         """Return the options of a group."""
         return [self.option(group, number) for number in range(int(self.table.num_options_G[group]))]
 
-    def option(self, group: int, number: int) -> ShardingOption:
+    def option(self, group: int, number: int) -> sharding_option.ShardingOption:
         """Return an option of a group."""
         return self.table.option(int(self.table.first_option_G[group]) + number)
 
@@ -189,7 +171,8 @@ class SearchSpace:
         A missing option is added, unless it is row-wise or replicated in device memory; then return None.
         """
         own = self.groups[group]
-        usual, is_alone, first = self.represent_type(own.tables[0], name), len(own.tables) == 1, 0
+        usual = self.column_type(own.tables[0]) if name == sharding.COLUMN_WISE else name  # an equivalent type
+        is_alone, first = len(own.tables) == 1, 0
         for run in own.runs:
             if (run.sharding_type, run.storage) == (usual, storage):
                 for number, of_option in enumerate(run.cuts.of_options, first):
@@ -201,14 +184,14 @@ class SearchSpace:
             return self.add_options(group, [(usual, widths, storage)])[0]
         return None
 
-    def _groups(self) -> Iterator[TableGroup]:
+    def _groups(self) -> Iterator[sharding_option.TableGroup]:
         task = self.task
         number_of = {position: number for number, group in enumerate(task.together) for position in group}
         groups = merge_groups(len(task.tables), task.together)
         # Single tables come first, then the groups in the order of the rules.
         for members in sorted(groups, key=lambda group: max(number_of.get(position, -1) for position in group)):
             allowed_D, apart = common_device_mask(task, members), separation_groups(task, members)
-            yield TableGroup(members, list(self._runs(members)), allowed_D, apart)
+            yield sharding_option.TableGroup(members, list(self._runs(members)), allowed_D, apart)
 
     def _runs(self, members: Sequence[int]) -> Iterator[OptionRun]:
         for storage in self._storages(members):
@@ -224,7 +207,8 @@ class SearchSpace:
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
         kernels = common_kernels(self.task, members)
-        leaves = FUSED not in kernels or (self.offloads and any(map(self._is_large, members)))
+        are_large = (self.task.tables[at].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes) for at in members)
+        leaves = FUSED not in kernels or (self.offloads and any(are_large))
         elsewhere = [one for one in kernels if one != FUSED and leaves]
         return [
             *([ON_DEVICE] if FUSED in kernels else []),
@@ -261,15 +245,7 @@ class SearchSpace:
         """Return the column-wise sharding type of a table: within a node, or across nodes if allowed."""
         return least_limited_column_type(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
-    def represent_type(self, position: int, name: str) -> str:
-        """Return the sharding type that represents this equivalent type among the table's options."""
-        return self.column_type(position) if name == COLUMN_WISE else name
-
-    def _is_large(self, position: int) -> bool:
-        """Return True if a table is large enough that offloading it is worthwhile."""
-        return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
-
-    def _types(self, position: int) -> list[ShardingType]:
+    def _types(self, position: int) -> list[sharding.ShardingType]:
         """Return the types, fewest shards first, without types that are equivalent to another."""
         machine, table, types = self.task.machine, self.task.tables[position], set(self.task.types[position])
         if machine.num_devices == 1:
@@ -277,9 +253,9 @@ class SearchSpace:
         is_narrow = self.task.fewest_column_parts(table) == 1
         if is_narrow and any(TYPES[one].may_be_whole for one in types):
             types.add(TABLE_WISE)
-        if rows_of_all := types & {*ROWS_ALONE} & {*types_on_all(machine)}:
-            types = types - rows_of_all | {ROW_WISE}
-        types -= {*COLUMNS_ALONE} - {self.column_type(position)}
+        if rows_of_all := types & {*sharding.ROWS_ALONE} & {*sharding.types_on_all(machine)}:
+            types = types - rows_of_all | {sharding.ROW_WISE}
+        types -= {*sharding.COLUMNS_ALONE} - {self.column_type(position)}
         if position in self.task.kept_apart:
             fewer = {one for one in types if TYPES[one].span(machine) == 1}
         else:
@@ -294,7 +270,6 @@ def _num_options(runs: Sequence[OptionRun]) -> int:
 
 
 def _has_rows_for(table: Table, devices: int) -> bool:
-    """Return True if every device receives at least one row."""
     return len(row_starts(table.num_rows, devices)) == devices
 
 
@@ -389,7 +364,7 @@ def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] |
 def find_choice(space: SearchSpace, number: int, of_table: Sequence[TablePart]) -> Choice | None:
     """Return the option and devices of a group by which its first table has these parts; None if there are none."""
     task, machine, group = space.task, space.task.machine, space.groups[number]
-    option_name = sharding_type(of_table, task.tables[group.tables[0]], machine)
+    option_name = sharding.sharding_type(of_table, task.tables[group.tables[0]], machine)
     span = TYPES[option_name].span(machine)
     places = {part.columns: part.devices[0] // span for part in of_table}
     option = space.find_or_add_option(number, option_name, [columns.size for columns in places], of_table[0].storage)

@@ -180,11 +180,6 @@ class Entry:
     is_full_space: bool = False  # True if it uses all sharding types instead of whole tables
 
     @property
-    def is_heuristic(self) -> bool:
-        """Return True for a heuristic, which needs no resources."""
-        return not self.needs and not self.package
-
-    @property
     def is_privileged(self) -> bool:
         """Return True if the sharder needs measurements of the tables that it places."""
         return self.needs == "single_cost_ms"
@@ -235,7 +230,7 @@ SHARDERS = (
     *(Entry(name, lambda given: given.policy, needs="policy") for name in LEARNED),
     Entry("evenshard", lambda given: _evenshard(given), needs="cost_model"),
 )
-HEURISTICS = tuple(one.name for one in SHARDERS if one.is_heuristic)
+HEURISTICS = tuple(one.name for one in SHARDERS if not one.needs and not one.package)
 
 
 def entry(name: str) -> Entry:

@@ -111,7 +111,6 @@ def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainingDom
 
 
 def _policy(folder: Path) -> TrainedSharder | None:
-    """Load the policy; None if the model folder has no policy."""
     if not (folder / POLICY).exists():
         return None
     return load_sharder(folder / COST_NET, folder / POLICY)

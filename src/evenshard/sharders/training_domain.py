@@ -15,6 +15,7 @@ from evenshard.base.errors import blame_folder
 from evenshard.base.messages import UNKNOWN, cut
 from evenshard.base.outputs import write_text
 from evenshard.base.typed import record_of
+from evenshard.base.units import number_text
 from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.price.costs import MeasuredPlacement, optimizer_of
@@ -145,13 +146,11 @@ class TrainingDomain:
 
     def batch_outside(self, batch_size: int) -> list[str]:
         """Return the lines of ``outside`` about the global batch (samples)."""
-        low, high = self.batch_size
-        batch = f"the global batch of {batch_size:,} samples"
-        if batch_size > high * TABLE_SLACK:
-            return [f"{batch} is larger than the {high:,.0f} the model was trained on"]
-        if batch_size * TABLE_SLACK < low:
-            return [f"{batch} is smaller than the {low:,.0f} the model was trained on"]
-        return []
+        where, (low, high) = beyond(batch_size, self.batch_size), self.batch_size
+        if not where:
+            return []
+        limit = f"larger than the {high:,.0f}" if where > 0 else f"smaller than the {low:,.0f}"
+        return [f"the global batch of {batch_size:,} samples is {limit} the model was trained on"]
 
     def tables_outside(self, tables: Sequence[Table]) -> list[str]:
         """Return the lines of ``outside`` about the tables."""
@@ -271,28 +270,17 @@ def _loads(tables: Sequence[Table], num_devices: int) -> tuple[float, float]:
 
 
 def _beyond(tables: Sequence[Table], seen: SeenRange, of: Callable[[Table], float], more: str, fewer: str) -> list[str]:
-    low, high = seen
     lines = []
-    if above := [table for table in tables if beyond(of(table), seen) > 0]:
-        most = max(above, key=of)
-        lines.append(f"{_count(above)} {more} than {_limit(high)} (largest: {cut(most.name)}, {_number(of(most))})")
-    if below := [table for table in tables if beyond(of(table), seen) < 0]:
-        least = min(below, key=of)
-        lines.append(f"{_count(below)} {fewer} than {_limit(low)} (smallest: {cut(least.name)}, {_number(of(least))})")
+    for where, word, limit, extreme in ((1, more, seen[1], "largest"), (-1, fewer, seen[0], "smallest")):
+        if found := [table for table in tables if beyond(of(table), seen) == where]:
+            last = max(found, key=lambda table: where * of(table))
+            than = f"{word} than the {number_text(limit)} the model was trained on"
+            lines.append(f"{_count(found)} {than} ({extreme}: {cut(last.name)}, {number_text(of(last))})")
     return lines
-
-
-def _limit(value: float) -> str:
-    return f"the {_number(value)} the model was trained on"
 
 
 def _count(tables: Sequence[Table]) -> str:
     return "1 table has" if len(tables) == 1 else f"{len(tables):,} tables have"
-
-
-def _number(value: float) -> str:
-    """Format whole numbers in full, other numbers with three digits."""
-    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, ...]:

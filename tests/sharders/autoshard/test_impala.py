@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
-from evenshard.sharders.autoshard.impala import (
+from evenshard.sharders.autoshard.fit import (
     Actors,
     ImpalaConfig,
     Unroll,

@@ -12,13 +12,14 @@ from evenshard.price.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPla
 from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.dreamshard.fit import (
     CostTensors,
+    ReinforceConfig,
     cost_loss,
     cost_net_round,
     fit_cost_net,
+    policy_round,
     predict,
     select_placements,
 )
-from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, policy_round
 from evenshard.sharders.dreamshard.sharder import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.simple import RandomSharder

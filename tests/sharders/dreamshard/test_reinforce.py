@@ -11,7 +11,7 @@ import torch
 
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.env import EpisodeBatch, Episodes, choose_sampled, legal_mask_BTD, rollout
-from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, reinforce_loss, train_policy
+from evenshard.sharders.dreamshard.fit import ReinforceConfig, reinforce_loss, train_policy
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
 from support.builders import (

@@ -13,7 +13,7 @@ from torchrec.distributed.types import CacheParams
 
 from evenshard.tables.locality import distinct_rows, miss_ratio
 from evenshard.tables.table import LOAD_FACTORS, Table
-from evenshard.torchrec.baseline.cache_statistics import TableStatistics
+from evenshard.torchrec.baseline.sharder import TableStatistics
 from support.traffic_builders import bins
 
 LINEAR = Table("t", 1000, 16, 2.0, bins(1), miss_ratios=tuple(round(1 - share, 6) for share in LOAD_FACTORS))

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from evenshard.base.messages import count_text, printable
 from evenshard.base.outputs import write_text
-from evenshard.base.units import decimals, ms_text, pct_text, range_text, size_text
+from evenshard.base.units import decimals, ms_text, number_text, pct_text, range_text, size_text
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
 from evenshard.planner.baselines import FULL_SPACE, RULE
@@ -63,23 +63,19 @@ def render_template(name: str, **view: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    places.filters.update(ms=ms_text, pct=pct_text, size=size_text, count=_count)
+    places.filters.update(ms=ms_text, pct=pct_text, size=size_text, count=number_text)
     return places.get_template(name).render(**view)
 
 
 def _printable(value: Any) -> Any:
-    """Remove characters that hide or reorder text."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "\n".join(printable(line) for line in value.split("\n"))
 
 
-def _count(number: float) -> str:
-    return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"
-
-
 def _view(answer: PlacementAnswer) -> dict[str, Any]:
     axis, slowest = time_axis(answer), slowest_device(answer.devices)
+    kind = str(_trained_on(answer).get("hardware", ""))
     parts, bars, hosts = table_facts.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
     slow_caches = table_facts.slow_caches(answer)[:_MAX_SLOW_CACHES]
@@ -96,7 +92,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "device_text": device_text,
         "timed": step_facts.timing_word(answer),
         "whole_step": step_facts.whole_step_headline(answer),
-        "predicted_by": _predicted_by(answer),
+        "predicted_by": f"a cost model trained on {measured_or_simulated(kind)} times" if kind else "a device model",
         "title": f"{count_text(len(answer.request.tables), 'table')} on {count_text(answer.num_devices, 'device')}",
         "best": step_facts.best_baseline(answer),
         "advice": [*step_facts.advice(answer), *(table_facts.slow_cache_text(answer, one) for one in slow_caches)],
@@ -110,7 +106,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "marked": slowest if answer.num_devices > 1 else None,
         "digits": decimals(answer.predicted_ms),
         "mean_ms": fmean(device.predicted_total_ms for device in answer.devices),
-        "memory_kinds": [(kind, name) for kind, name in enumerate(MEMORY_KINDS) if kind in held],
+        "memory_kinds": [(at, name) for at, name in enumerate(MEMORY_KINDS) if at in held],
         "hosts": hosts[:_MAX_ROWS],
         "num_hosts": len(hosts),
         "kept": [*table_facts.kept_texts(answer), *table_facts.host_texts(answer)],
@@ -151,7 +147,7 @@ def _request_rows(answer: PlacementAnswer) -> list[tuple[str, str]]:
         ("Dense model", f"{size_text(request.dense_bytes)} of each device" if request.dense_bytes else ""),
         ("Hosts", _hosts(request)),
         ("Compute kernels", ", ".join(request.kernels) if request.nodes.host_bytes or request.nodes.ssd_bytes else ""),
-        ("Batch", f"{request.batch_size:,} samples, {_count(per_device)} on each device"),
+        ("Batch", f"{request.batch_size:,} samples, {number_text(per_device)} on each device"),
         ("Training pipeline", request.training_pipeline),
         ("Optimizer", step_facts.optimizer_text(request)),
         ("Dense optimizer", request.dense_optimizer),
@@ -220,17 +216,10 @@ def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
         ("Batch, samples", "batch_size", [answer.request.batch_size]),
     ]
     return [
-        (name, range_text(seen[key], _count), range_text(tuple(values), _count))
+        (name, range_text(seen[key], number_text), range_text(tuple(values), number_text))
         for name, key, values in asked
         if _is_range(seen.get(key))
     ]
-
-
-def _predicted_by(answer: PlacementAnswer) -> str:
-    hardware = str(_trained_on(answer).get("hardware", ""))
-    if not hardware:
-        return "a device model"
-    return f"a cost model trained on {measured_or_simulated(hardware)} times"
 
 
 def _trained_on(answer: PlacementAnswer) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ Legend: K tasks, T tables of the longest task, P distinct tables, B slots, D dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -68,8 +68,7 @@ class Observation:
     @staticmethod
     def stack(observations: Sequence[Observation]) -> Observation:
         """Stack observations along a new first axis."""
-        names = [field.name for field in fields(Observation)]
-        return Observation(*(torch.stack([getattr(one, name) for one in observations]) for name in names))
+        return Observation(*map(torch.stack, zip(*(vars(one).values() for one in observations), strict=True)))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ N measured placements, M devices of a minibatch, Q pairs on these devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, Exc
 from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.training import Track, descend, set_learning_rate
 from evenshard.tables.locality import contiguous_share
 from evenshard.tables.table import Table
 
@@ -116,7 +117,7 @@ class DeviceRows:
 
 @one_thread()
 def fit_cost_model(
-    measured: Sequence[MeasuredPlacement], config: CostModelFitConfig, track: Callable[[range], Iterable[int]] = iter
+    measured: Sequence[MeasuredPlacement], config: CostModelFitConfig, track: Track = iter
 ) -> tuple[CostModel, CostModelFitMetrics]:
     """Fit a cost model to measured placements and single shards.
 
@@ -168,7 +169,7 @@ def _learn(
     held_out_by_R: torch.Tensor,
     config: CostModelFitConfig,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]],
+    track: Track,
 ) -> list[float]:
     """Train the model in place on Huber losses of log forward, backward and total time."""
     net = model.net
@@ -195,8 +196,7 @@ def _learn(
     optimizer = torch.optim.Adam(net.parameters(), lr=config.learning_rate, fused=True)
     losses = []
     for update in track(range(config.num_updates)):
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * _share_of_rate((update + 0.5) / config.num_updates)
+        set_learning_rate(optimizer, config.learning_rate * _share_of_rate((update + 0.5) / config.num_updates))
         rows_M = torch.randint(len(goal_R3), (config.minibatch_size,), generator=generator)
         holds_MQ, pair_Q = minibatches.of(rows_M)
         encoded_QI = net.encode(features_PF[pair_Q], work_PA[pair_Q])
@@ -206,9 +206,7 @@ def _learn(
         goal_MK3 = torch.where(goal_M13.isnan(), found_MK3.detach(), goal_M13)
         errors_MK3 = torch.nn.functional.huber_loss(found_MK3, goal_MK3, reduction="none", delta=ROBUST_BEYOND)
         loss = (errors_MK3 * weight_RK3[rows_M]).mean() / ROBUST_BEYOND
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        descend(optimizer, loss)
         net.project()
         losses.append(loss.item())
     return losses
@@ -228,15 +226,12 @@ class _Minibatches:
         row_of_held = torch.arange(len(rows_M)).repeat_interleave(count_M)
         within = torch.arange(len(row_of_held)) - (count_M.cumsum(0) - count_M)[row_of_held]
         pairs = self._pair_of_held[self._first_R[rows_M][row_of_held] + within]
-        pair_Q, column = (self._all, pairs) if self._all is not None else _distinct(pairs)
+        pair_Q, column = self._all, pairs
+        if pair_Q is None:
+            pair_Q, column = map(torch.from_numpy, np.unique(pairs.numpy(), return_inverse=True))
         holds_MQ = torch.zeros(len(rows_M), len(pair_Q))
         holds_MQ[row_of_held, column] = 1.0
         return holds_MQ, pair_Q
-
-
-def _distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    found, position = np.unique(numbers.numpy(), return_inverse=True)
-    return torch.from_numpy(found), torch.from_numpy(position)
 
 
 def _share_of_rate(progress: float) -> float:
@@ -289,7 +284,7 @@ def cost_model_round(
     config: CostModelFitConfig,
     previous: CostModel | None = None,
     own: Sequence[MeasuredPlacement] = (),
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> tuple[CostModel, CostModelFitMetrics]:
     """Fit the cost model of one round; errors on placements that the previous model chose widen its intervals.
 

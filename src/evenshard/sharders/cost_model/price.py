@@ -136,13 +136,11 @@ class LearnedPrice(DevicePrice):
 class LearnedBounds(PriceBounds):
     """Lower bounds of the compute times that a ``LearnedPrice`` predicts."""
 
-    def __init__(self, price: LearnedPrice) -> None:
-        super().__init__(price)
-        self._price = price
+    price: LearnedPrice
 
     def line_at(self, sums_H: FloatArray, calls: int = 0) -> TangentLine:
         """Return the tangent at ``sums_H`` to the compute times without sort passes and warp lanes."""
-        price = self._price
+        price = self.price
         bent = (sums_H[FIRST_PIECE:] + price.bias_H).reshape(price.pieces, -1)
         piece_U, hidden_U = bent.argmax(axis=0), np.maximum(bent.max(axis=0), 0)
         slopes_2H = np.zeros((2, len(sums_H)))
@@ -154,15 +152,15 @@ class LearnedBounds(PriceBounds):
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
         """Return the time of the sort passes and warp lanes that each table alone on a device needs, [2, P]."""
-        return np.asarray(self._price.jumps_ms(columns_PH).T)
+        return np.asarray(self.price.jumps_ms(columns_PH).T)
 
     def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
         """Return a bound on the radix-sort passes that devices need only for the rows of several tables together."""
-        return SharedPasses(self._price.pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
+        return SharedPasses(self.price.pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
 
     def least_launch_ms_2(self, calls: int) -> FloatArray:
         """Return the forward and backward time of this number of empty kernel calls, [2]."""
-        return np.asarray(calls * self._price.empty_ms_2)
+        return np.asarray(calls * self.price.empty_ms_2)
 
 
 price_bounds.register(LearnedPrice, LearnedBounds)

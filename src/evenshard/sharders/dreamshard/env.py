@@ -89,24 +89,12 @@ class EpisodeBatch:
         cap_BD = torch.full(device_mask_BD.shape, -1)
         for row, task in enumerate(tasks):
             cap_BD[row, : task.num_devices] = torch.tensor(task.room_bytes)
-        return EpisodeBatch(
-            features_PF=features_PF,
-            table_BT=table_BT,
-            present_BT=present_BT,
-            size_BT=size_BT,
-            device_mask_BD=device_mask_BD,
-            cap_BD=cap_BD,
-        )
+        return EpisodeBatch(features_PF, table_BT, present_BT, size_BT, device_mask_BD, cap_BD)
 
     def repeat(self, episodes: int) -> EpisodeBatch:
         """Return a batch with this number of consecutive copies of each episode."""
-        return EpisodeBatch(
-            self.features_PF,
-            *(
-                column.repeat_interleave(episodes, dim=0)
-                for column in (self.table_BT, self.present_BT, self.size_BT, self.device_mask_BD, self.cap_BD)
-            ),
-        )
+        features_PF, *columns = vars(self).values()
+        return EpisodeBatch(features_PF, *(column.repeat_interleave(episodes, dim=0) for column in columns))
 
 
 @dataclass(frozen=True)

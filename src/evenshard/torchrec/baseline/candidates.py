@@ -54,10 +54,8 @@ def torchrec_candidates(request: PlacementRequest, costs: PartCosts) -> Iterator
     bandwidths = topology.machine_bandwidths(request.hardware, request.nodes, costs.links)
     # The default plan has no timeout, as in TorchRec.
     patient, planner = (TorchRecPlanner(task, bandwidths, timeout_s) for timeout_s in (None, _TIMEOUT_S))
-    plans, num_settings = (
-        [*patient.plans(topology.SETTINGS[:1]), *planner.plans(topology.SETTINGS[1:])],
-        len(topology.SETTINGS),
-    )
+    plans = [*patient.plans(topology.SETTINGS[:1]), *planner.plans(topology.SETTINGS[1:])]
+    num_settings = len(topology.SETTINGS)
     if not plans and task.may_offload:
         plans, num_settings = [*planner.plans(topology.OFFLOAD_SETTINGS)], num_settings + len(topology.OFFLOAD_SETTINGS)
     if not plans:

@@ -33,7 +33,7 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Shard, ShardingOption, Topology
 from torchrec.distributed.planner.types import Storage as TorchRecStorage
-from torchrec.distributed.types import CacheParams
+from torchrec.distributed.types import CacheParams, CacheStatistics
 from torchrec.modules.embedding_configs import DataType
 
 from evenshard.base.errors import InfeasibleTask
@@ -46,13 +46,35 @@ from evenshard.placement.sharding import GRIDS, IN_ROWS, REPLICATED, SHARDING_TY
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.price.gpu_profile import HOST_GB_S
 from evenshard.search.infeasibility import no_placement_error, require_feasible
+from evenshard.tables.locality import distinct_rows, mean_miss_ratio, miss_ratio
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline import topology as torchrec_topology
-from evenshard.torchrec.baseline.cache_statistics import TableStatistics
 
 # Tables with fewer rows stay in device memory: TorchRec's scale-up divides by the bytes of additional cache rows, which
 # may round to 0.
 LEAST_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class TableStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has no types
+    """Cache statistics of one table, for ``CacheParams``; picklable, because ranks broadcast plans with them."""
+
+    table: Table  # its miss-ratio curve is counted, bounded or assumed (``evenshard.tables.locality``)
+    batch_size: int  # samples over all ranks
+
+    @property
+    def expected_lookups(self) -> float:
+        """Return the number of distinct rows in a batch."""
+        return distinct_rows(self.table, self.batch_size)
+
+    def expected_miss_rate(self, clf: float) -> float:
+        """Return the fraction of distinct rows that a cache of load factor ``clf`` misses."""
+        return miss_ratio(self.table, self.batch_size, clf)
+
+    @property
+    def cacheability(self) -> float:
+        """Return the area under the miss-ratio curve: 0 if every cache size hits, 1 if every cache size misses."""
+        return mean_miss_ratio(self.table, self.batch_size)
 
 
 @dataclass(frozen=True)

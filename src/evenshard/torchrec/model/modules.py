@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
     Collections: TypeAlias = nn.Module | Mapping[str, Collection] | Sequence[Collection | BaseEmbeddingConfig]
     import torch
-    from torch import nn
 
 # Remedy for an invalid ``tables`` argument.
 TABLES_ARE = "Give a file, a data frame, a list of dicts, Tables or TorchRec's configurations, or a model with tables."
@@ -114,10 +113,8 @@ def configs_of(collection: Collection) -> Sequence[BaseEmbeddingConfig]:
     """Return the configurations of a collection's tables."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-    is_bag = isinstance(collection, EmbeddingBagCollection)
-    configs: Sequence[BaseEmbeddingConfig] = (
-        collection.embedding_bag_configs() if is_bag else collection.embedding_configs()
-    )
+    word = "embedding_bag_configs" if isinstance(collection, EmbeddingBagCollection) else "embedding_configs"
+    configs: Sequence[BaseEmbeddingConfig] = getattr(collection, word)()
     return configs
 
 
@@ -137,8 +134,12 @@ def find_other_modules(model: nn.Module, sharders: Sequence[Any] | None = None) 
     return {path: module for path, module, _ in _find_sharded_modules(model, sharders) if not is_placed(module)}
 
 
-def find_other_tables(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the path-prefixed name and the module of each table of modules that evenshard leaves to TorchRec."""
+def find_other_tables(model: Collections, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the path-prefixed name and the module of each table of a model that evenshard leaves to TorchRec."""
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        return
     for path, module, names in _find_sharded_modules(model, sharders):
         if not is_placed(module):
             yield from ((qualify_name(path, name), module) for name in names)

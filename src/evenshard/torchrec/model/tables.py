@@ -70,15 +70,11 @@ def table_set_of(
     known = apply_pooling_factors(known, pooling_factors)
     tables, assumed = known.tables, known.assumptions
     unknown = (*TableSet.of(tables).assumptions, *list_unused_settings(located))
-    return TableSet(tables, (*assumed, *unknown, *_left_to_torchrec(collections, sharders)))
-
-
-def _left_to_torchrec(collections: Collections, sharders: Sequence[Any] | None) -> Iterator[Assumption]:
-    from torch import nn
-
-    if isinstance(collections, nn.Module):
-        for name, module in find_other_tables(collections, sharders):
-            yield Assumption(name, LEFT_TO_TORCHREC, f"{type(module).__name__}, which is left to TorchRec")
+    others = [
+        Assumption(name, LEFT_TO_TORCHREC, f"{type(module).__name__}, which is left to TorchRec")
+        for name, module in find_other_tables(collections, sharders)
+    ]
+    return TableSet(tables, (*assumed, *unknown, *others))
 
 
 def _table(one: LocatedTable, default: float, deduplicates: bool) -> Table:

@@ -80,7 +80,7 @@ def apply_constraints(
     _check_kind(constraints)
     located = locate_tables(collections, sharders)
     names = {name for one in located for name in (one.name, one.config.name)}
-    others = _tables_of_others(collections, sharders)
+    others = {name.rpartition(".")[2] for name, _ in find_other_tables(collections, sharders)}
     unknown = cut(", ".join(name for name in constraints if name not in names | others), 400)
     constraints = {name: own for name, own in constraints.items() if name in names}
     assumed = {one.table for one in known.assumptions if one.column == "pooling_factor"}
@@ -170,14 +170,6 @@ def _check_kind(constraints: Mapping[str, ParameterConstraints]) -> None:
     for name, own in constraints.items():
         if not isinstance(own, ParameterConstraints):
             raise BadConfig(f"constraints of table {brief(name)} are {brief(own)}. {remedy}")
-
-
-def _tables_of_others(collections: Collections, sharders: Sequence[Any] | None) -> set[str]:
-    from torch import nn
-
-    if not isinstance(collections, nn.Module):
-        return set()
-    return {name.rpartition(".")[2] for name, _ in find_other_tables(collections, sharders)}
 
 
 def _check_device(name: str, own: ParameterConstraints, compute_device: str) -> None:

@@ -26,13 +26,8 @@ from evenshard.planner.request import sharding_types_of
 from evenshard.report.answer import PlacementAnswer
 from evenshard.sharders.catalog import Sharder
 from evenshard.torchrec.baseline.topology import planner_error, require_torchrec
-from evenshard.torchrec.planner.arguments import (
-    DEFAULT_BATCH_SIZE,
-    PlannerArguments,
-    heuristical,
-    planner_knobs,
-    reservation_of,
-)
+from evenshard.torchrec.planner import arguments
+from evenshard.torchrec.planner.arguments import planner_knobs
 from evenshard.torchrec.planner.machine import links_of_topology, machine_of, topology_of, with_memory
 from evenshard.torchrec.planner.model_request import check_kernels
 
@@ -139,17 +134,17 @@ class EvenshardPlanner:
         self._planner: ModelPlanner | None = None
         require_torchrec()
         from torchrec.distributed.planner.planners import EmbeddingPlannerBase, EmbeddingShardingPlanner
+        from torchrec.distributed.planner.stats import EmbeddingStats
 
         from evenshard.torchrec.planner.model_plan import ModelPlanner
-        from evenshard.torchrec.planner.report import stats_of
 
-        storage_reservation = reservation_of(storage_reservation, heuristical_storage_reservation_percentage)
-        batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
-        self._stats = stats_of(stats)
+        storage_reservation = arguments.reservation_of(storage_reservation, heuristical_storage_reservation_percentage)
+        batch_size = arguments.DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+        self._stats = list(stats) if isinstance(stats, list) else [EmbeddingStats() if stats is None else stats]
         known = (topology, batch_size, enumerator, storage_reservation, proposer, partitioner, performance_model)
         more = (self._stats, constraints, debug, callbacks, timeout_seconds, plan_loader)
         newer = [name for name in inspect.signature(EmbeddingShardingPlanner).parameters if name in knobs]
-        self._arguments = PlannerArguments(*known, *more, {name: knobs.pop(name) for name in newer})
+        self._arguments = arguments.PlannerArguments(*known, *more, {name: knobs.pop(name) for name in newer})
         self._topology: Topology | None = topology
         EmbeddingPlannerBase.register(type(self))  # so that isinstance accepts it as a TorchRec planner
         try:
@@ -290,7 +285,7 @@ class EvenshardPlanner:
         given, topology = self._arguments, self._topology
         batch_size, constraints = given.batch_size, given.constraints_by_table or None
         enumerator = given.enumerator or EmbeddingEnumerator(topology, batch_size, constraints=constraints)
-        reservation = given.storage_reservation or heuristical(RESERVED_SHARE)
+        reservation = given.storage_reservation or arguments.heuristical(RESERVED_SHARE)
         if self._planned is not None:
             module, sharders = self._planned
             reservation.reserve(topology, batch_size, module, sharders, constraints)

@@ -11,7 +11,6 @@ from torch import nn
 from torchrec.distributed.planner import planners, types
 from torchrec.distributed.planner.constants import POOLING_FACTOR
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator, get_partition_by_type
-from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
@@ -73,7 +72,10 @@ class PlanReport:
                 raise
             result.say(f"statistics were not logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
         if given.callbacks:
-            options, result.plan = self._run_callbacks(options)
+            for callback in given.callbacks:
+                options = callback(options)
+            result.plan = planners.to_sharding_plan(options, self.topology)
+            planners.validate_rank_assignment(result.plan, self.topology)
         result.options = options
         if enumerator is not None and given.stats:
             values = {
@@ -94,13 +96,6 @@ class PlanReport:
             for one in given.stats:
                 one.log(**values)
         return bool(result.plan != plan)
-
-    def _run_callbacks(self, options: list[types.ShardingOption]) -> tuple[list[types.ShardingOption], ShardingPlan]:
-        for callback in self.arguments.callbacks or ():
-            options = callback(options)
-        plan = planners.to_sharding_plan(options, self.topology)
-        planners.validate_rank_assignment(plan, self.topology)
-        return options, plan
 
     def _reservation(self) -> types.StorageReservation:
         """Return the given storage reservation, or evenshard's reserve as a reservation for TorchRec's statistics."""
@@ -173,10 +168,3 @@ def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> 
         types.Shard(size=list(one.shard_sizes), offset=list(one.shard_offsets), rank=one.placement.rank())
         for one in entry.sharding_spec.shards
     ]
-
-
-def stats_of(stats: types.Stats | list[types.Stats] | None) -> list[types.Stats]:
-    """Return the statistics to log, by default TorchRec's."""
-    if stats is None:
-        return [EmbeddingStats()]
-    return list(stats) if isinstance(stats, list) else [stats]

@@ -31,13 +31,8 @@ from evenshard.planner.diff import diff
 from evenshard.planner.request import match_optimizers
 from evenshard.tables.table import SEQUENCE, Table
 from evenshard.torchrec.baseline.topology import require_torchrec
+from evenshard.torchrec.model import trainable
 from evenshard.torchrec.model.modules import LocatedTable, find_sharded_collections, locate_tables, original_collection
-from evenshard.torchrec.model.trainable import (
-    ShardedTable,
-    check_trainable,
-    choose_written_type,
-    describe_sharded_table,
-)
 from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, table_entry, table_of_parts
 from evenshard.torchrec.plan.file import contents_of
 from evenshard.torchrec.plan.plans import parameter_sharding, shards_of
@@ -255,7 +250,7 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
             continue
         running = _read_running_parts(module, at, of_module)
         together = {one.name: _table_after(one, running[one.name], moving.get(one.name), machine) for one in of_module}
-        check_trainable(list(together.values()), machine, model.device.type)
+        trainable.check_trainable(list(together.values()), machine, model.device.type)
         entries = EmbeddingModuleShardingPlan()
         for one in of_module:
             if one.name in moving:
@@ -263,7 +258,7 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
                 own, parts = together[one.name], together[one.name].parts
                 # The kernel call stays if the running type includes the new one.
                 stays = own.pooling != SEQUENCE and TYPES[own.sharding_type].with_more_columns == before
-                written = before if stays else choose_written_type(own, list(together.values()))
+                written = before if stays else trainable.choose_written_type(own, list(together.values()))
                 entry = table_entry(parts, table_of_parts(one.name, parts), machine, model.device.type, written)
                 entries[one.config.name] = parameter_sharding(entry, one.config.data_type)
         moved = sum(table.weight_bytes + table.state_bytes for table in moving.values())
@@ -281,13 +276,13 @@ def _read_running_parts(module: Any, path: str, located: Sequence[LocatedTable])
 
 def _table_after(
     located: LocatedTable, running: tuple[TablePart, ...], delta: TableDelta | None, machine: Nodes
-) -> ShardedTable:
+) -> trainable.ShardedTable:
     if delta is None:
-        return describe_sharded_table(located, running, machine)
+        return trainable.describe_sharded_table(located, running, machine)
     name, new = located.name, delta.new
     if set(running) != set(parts_of_entry(name, delta.old)):
         raise BadConfig(
             f"table {brief(name)} is not on the ranks of the old placement. Write the delta from the placement that "
             f"the job runs with."
         )
-    return describe_sharded_table(located, parts_of_entry(name, new), machine, frozenset({new.sharding_type}))
+    return trainable.describe_sharded_table(located, parts_of_entry(name, new), machine, frozenset({new.sharding_type}))

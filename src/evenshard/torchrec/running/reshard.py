@@ -63,7 +63,10 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
             if before != now:
                 text = "Layers that use the output's values() read other columns."
                 warn_of_order([OrderChange(path, before, now)], text)
-        _replace(model, modules[path], new)
+        for parent in list(model.module.modules()):
+            for name, child in list(parent.named_children()):
+                if child is modules[path]:
+                    setattr(parent, name, new)
         model.plan.plan[path].update(changed)
     model._optim = model._init_optim(model.module)
     return sum(volume for volume, _ in delta.values())
@@ -92,13 +95,6 @@ def _rebuild(model: DistributedModelParallel, path: str, old: Any, changed: Embe
     return new
 
 
-def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
-    for parent in list(model.module.modules()):
-        for name, child in list(parent.named_children()):
-            if child is old:
-                setattr(parent, name, new)
-
-
 def _keep_replicas(old: Any, new: Any) -> None:
     """Keep the parameters of data_parallel tables, because the dense optimizer refers to them."""
     from torch.nn.parallel import DistributedDataParallel
@@ -122,8 +118,6 @@ def _tables(module: Any) -> Any:
 
 @dataclass(frozen=True)
 class _LocalShards:
-    """A table's shards on this rank."""
-
     blocks: list[Rectangle]
     values: Mapping[str, list[torch.Tensor]]  # tensor of each block, by ``weight`` or the name of an optimizer state
 
