@@ -34,9 +34,9 @@ from evenshard.base.messages import brief, cut, did_you_mean
 from evenshard.tables.assumptions import Assumption, TableSet, assume_reuse_bins, assume_weight_bits
 from evenshard.tables.files import load_tables_with_assumptions, missing_columns_error, tables_of_records
 from evenshard.tables.formats import NO_TABLES, TABLE_SUFFIXES
-from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, TABLE_COLUMNS
+from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, TABLE_COLUMNS, table_of
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
-from evenshard.tables.table import SEQUENCE, Table, check_weight_bits
+from evenshard.tables.table import Table, check_weight_bits
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
 # Columns that a sample of traffic provides.
@@ -80,7 +80,10 @@ def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -
         return _equal_dims(content, batch_size, embedding_dim)
     if embedding_dim is not None:
         raise BadConfig(f"{name} publishes an embedding dim for each table. Leave embedding_dim ({embedding_dim}) out.")
-    return _power_law_groups(content, batch_size) if "groups" in content else _sequences(content)
+    if "groups" in content:
+        return _power_law_groups(content, batch_size)
+    common = {name: content[name] for name in ("pooling", "weight_bits")}
+    return tuple(table_of({**common, **record}) for record in content["tables"])  # their index reuse is unknown
 
 
 def _read_set(name: str) -> dict[str, Any]:
@@ -120,20 +123,6 @@ def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, 
             bins = power_law_reuse_bins(rows, pooling * batch_size, alpha)
             for _ in range(group["count"]):
                 tables.append(Table(f"t{len(tables):03d}", rows, dim, float(pooling), bins))
-    return tuple(tables)
-
-
-def _sequences(content: dict[str, Any]) -> tuple[Table, ...]:
-    """Build the tables of a public set of sequences: ``lookups`` of each feature; their index reuse is unknown."""
-    tables = []
-    for entry in content["sequences"]:
-        name, lookups = entry["name"], tuple(map(float, entry["lookups"]))
-        rows, dim, bits = entry["num_rows"], entry["embedding_dim"], content["weight_bits"]
-        table = Table(name, rows, dim, sum(lookups), weight_bits=bits, pooling=SEQUENCE)
-        if len(lookups) > 1:
-            names = tuple(f"{name}_{number}" for number in range(len(lookups)))
-            table = replace(table, feature_names=names, feature_pooling_factors=lookups)
-        tables.append(table)
     return tuple(tables)
 
 
@@ -182,12 +171,15 @@ def tables_from(
         check_ranges(embedding_dim=embedding_dim)
     if weight_bits is not None:
         check_weight_bits(weight_bits)  # before counting a long sample
-    match kind_of_source(source):
+    kind, found = kind_of_source(source), None
+    if kind in (SourceKind.TABLE_FILE, None):
+        from evenshard.tables.tools.reader import load_tool_tables  # most requests name a public set
+
+        found = load_tool_tables(str(source), batch_size, embedding_dim, default_pooling_factor, columns)
+    match kind:
         case SourceKind.CATALOG:
             table_set = replace(_public_set(str(source), batch_size, embedding_dim), missed=tuple(columns or ()))
-        case SourceKind.TABLE_FILE | None if found := _of_other_tool(
-            source, batch_size, embedding_dim, default_pooling_factor, columns
-        ):
+        case _ if found is not None:
             table_set = found
         case SourceKind.TABLE_FILE:
             if embedding_dim is not None:
@@ -204,14 +196,6 @@ def tables_from(
         case None:
             raise _no_such_source(source)
     return complete_tables(table_set, batch_size, traffic, weight_bits, columns, str(source))
-
-
-def _of_other_tool(source: str | PathLike[str], *settings: Any) -> TableSet | None:
-    if str(source).lower().endswith(".parquet"):
-        return None
-    from evenshard.tables.tools.reader import load_tool_tables  # most requests have a table file or a public set
-
-    return load_tool_tables(str(source), *settings)
 
 
 def tables_in_python(

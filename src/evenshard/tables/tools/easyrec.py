@@ -8,8 +8,8 @@ from typing import Any
 
 from evenshard.base.messages import names_text
 from evenshard.tables.table import SEQUENCE
+from evenshard.tables.tools import ToolFile
 from evenshard.tables.tools.protobuf_text import Message, first
-from evenshard.tables.tools.tool_file import ToolFile
 
 _WIDE, _SEQUENCES = "WIDE", ("SEQUENCE", "JAGGED_SEQUENCE")
 _ROWS = (("zch", "zch_size"), ("dynamicemb", "max_capacity"), ("hash_bucket_size",), ("num_buckets",))

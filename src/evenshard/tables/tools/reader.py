@@ -7,20 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evenshard.base.documents import MAX_TEXT_BYTES, load_json, read_text
 from evenshard.base.errors import BadConfig, BadFile, blame_file
 from evenshard.base.messages import reason_of
 from evenshard.tables.assumptions import TableSet
 from evenshard.tables.files import tables_of_records
 from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS
-from evenshard.tables.tools import nvidia
+from evenshard.tables.tools import ToolFile, nvidia
 from evenshard.tables.tools.easyrec import read_easyrec
 from evenshard.tables.tools.protobuf_text import parse_text
-from evenshard.tables.tools.tool_file import ToolFile
 
 # JSON, but not a list of records, which is a table file.
 _JSON = re.compile(r"\s*(\{|\[\s*[^\s{])")
-_PROTOBUF = re.compile(r"^\s*(feature_configs|feature)\s*:?\s*[{<]", re.MULTILINE)
+_PROTOBUF = re.compile(r"^\s*feature(_configs)?\s*:?\s*[{<]", re.MULTILINE)
 # Numbers with dashes (DLRM), commas (TorchRec) or spaces between them, in one line; or one per line.
 _SIZES = re.compile(r"\s*\d+((\s*[-,]\s*|[^\S\n]+)\d+)*\s*|(\s*\d+[^\S\n]*\n)+\s*(\d+\s*)?")
 
@@ -38,24 +39,20 @@ def read_tool_file(source: str, found: ToolFile) -> bool:
         content = load_json(text) if _JSON.match(text) else None
     except ValueError:
         return False  # the reader of table files reports the problem
-    if content is not None:
-        return _read_document(content, found)
-    if (field := _PROTOBUF.search(text)) is None:
-        return _add_sizes(text, found)
-    try:
-        message = parse_text(text)
-    except ValueError as error:
-        raise BadFile(path, reason_of(error), "Correct it, or write the file again.") from None
-    (nvidia.read_schema if field[1] == "feature" else read_easyrec)(message, found)
-    return True
-
-
-def _read_document(content: Any, found: ToolFile) -> bool:
+    if content is None:
+        if not _PROTOBUF.search(text):
+            return _add_sizes(text, found)
+        try:
+            content = parse_text(text)
+        except ValueError as error:
+            raise BadFile(path, reason_of(error), "Correct it, or write the file again.") from None
     match content:
         case {"layers": [*_]}:
             nvidia.read_hugectr(content, found)
         case {"feature": [*_]}:
             nvidia.read_schema(nvidia.as_message(content), found)
+        case {"feature_configs": [*_]}:
+            read_easyrec(content, found)
         case {"cats": [*columns]}:  # NVTabular's metadata
             return _add_values(((column.get("col_name"), column.get("cardinality")) for column in columns), found)
         case {"counts": [*sizes]} | {"num_embeddings_per_feature": [*sizes]} | {"slot_size_array": [*sizes]} | [*sizes]:
@@ -85,17 +82,14 @@ def _add_values(values: Iterable[tuple[Any, Any]], found: ToolFile) -> bool:
     return bool(found.records)
 
 
-def _read_counts(path: Path) -> list[int]:
-    import numpy as np
-
+def _read_counts(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive, archive.open("counts.npy") as file:
             if archive.getinfo(file.name).file_size > MAX_TEXT_BYTES:
                 raise ValueError("it is too large")
-            counts: list[int] = np.lib.format.read_array(file, allow_pickle=False).ravel().tolist()
+            return np.lib.format.read_array(file, allow_pickle=False).ravel().tolist()
     except (KeyError, OSError, ValueError, zipfile.BadZipFile) as error:
         raise BadFile(path, f"has no array counts ({reason_of(error)})", "Give DLRM's *_fea_count.npz.") from None
-    return counts
 
 
 def load_tool_tables(
@@ -103,7 +97,7 @@ def load_tool_tables(
 ) -> TableSet | None:
     """Return the tables of another tool's file or of a text with sizes, such as 1460-583; None for any other source."""
     found = ToolFile(default_pooling_factor, dim)
-    if not read_tool_file(source, found):
+    if source.lower().endswith(".parquet") or not read_tool_file(source, found):
         return None
     if not found.records:
         raise BadFile(source, f"is {found.kind}, but states the rows of no table", "Add them, or give a table file.")
