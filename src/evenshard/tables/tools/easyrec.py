@@ -48,16 +48,14 @@ def read_easyrec(config: Message, found: ToolFile) -> None:
         found.notes.append(f"no table for features with their rows in a vocab_file: {names_text(unread)}.")
 
 
-def _list_features(
-    configs: list[Any], prefix: str = "", of_group: Message | None = None
-) -> Iterator[tuple[str, Message]]:
+def _list_features(configs: list[Any], prefix: str = "", **of_group: list[Any]) -> Iterator[tuple[str, Message]]:
     for kind, spec in ((kind, spec) for config in configs for kind, specs in config.items() for spec in specs):
         is_sequence = {_IS_SEQUENCE: [True]} if kind.startswith("sequence_") else {}
         if kind == "sequence_feature":
             group = {**is_sequence, _LENGTH: spec.get(_LENGTH, [])}
-            yield from _list_features(spec.get("features", []), f"{first(spec, 'sequence_name')}__", group)
+            yield from _list_features(spec.get("features", []), f"{first(spec, 'sequence_name')}__", **group)
         else:
-            yield f"{prefix}{first(spec, 'feature_name')}", {**spec, **is_sequence, **(of_group or {})}
+            yield f"{prefix}{first(spec, 'feature_name')}", {**spec, **is_sequence, **of_group}
 
 
 def _list_uses(model: Message) -> Iterator[tuple[str, Any, str]]:  # feature, type of group, suffix of tables

@@ -31,16 +31,15 @@ def read_hugectr(model: Mapping[str, Any], found: ToolFile) -> None:
         sizes = own.get("slot_size_array") or entry.get("sizes", [])
         num_slots = len(sizes) or min(entry.get("slot_num", 1), MAX_FEATURES)
         counts = entry.get("nnz_per_slot")
-        per_slot = counts if isinstance(counts, list) else [counts] * num_slots
         # Slots of size 0 share the table of the next slot that has rows.
         ends = [-1, *(slot for slot, rows in enumerate(sizes) if rows)]
         groups = [(sizes[last], range(before + 1, last + 1)) for before, last in pairwise(ends)]
         dim, in_workspace = own.get("embedding_vec_size"), own.get("workspace_size_per_gpu_in_mb", 0) * 2**18
         of_gpu = own.get("max_vocabulary_size_per_gpu") or in_workspace // (dim or 1)
         capacity = own.get("max_vocabulary_size_global") or own.get("vocabulary_size") or of_gpu * num_gpus
-        for rows, slots in groups or [(capacity or None, range(num_slots))]:
+        for rows, slots in groups if sizes else [(capacity or None, range(num_slots))]:
             table, combiner = f"{name}_{slots[-1]}" if sizes else name, own.get("combiner")
-            lookups = {f"{name}_{slot}": per_slot[slot] for slot in slots}
+            lookups = {f"{name}_{slot}": counts[slot] if isinstance(counts, list) else counts for slot in slots}
             found.add(table, rows, dim, lookups, pooling=_COMBINERS.get(combiner, combiner))
             if counts and not entry.get("is_fixed_length"):
                 found.assume(table, "pooling_factor", "the most of a sample, by nnz_per_slot")

@@ -30,23 +30,23 @@ _SIZES = re.compile(r"\s*\d+((\s*[-,]\s*|[^\S\n]+)\d+)*\s*|(\s*\d+[^\S\n]*\n)+\s
 def read_tool_file(source: str, found: ToolFile) -> bool:
     """Add the tables in a file of another tool or a list of sizes; return False if it is neither."""
     path = Path(source)
-    if not path.is_file():
-        return _add_sizes(source, found)
     if zipfile.is_zipfile(path):
         return _add_values(enumerate(_read_counts(path)), found)
     try:
-        text = read_text(path)
+        text = read_text(path) if path.is_file() else source
         content = load_json(text) if _JSON.match(text) else None
     except ValueError:
         return False  # the reader of table files reports the problem
-    if content is None:
-        if not _PROTOBUF.search(text):
-            return _add_sizes(text, found)
+    if content is None and _PROTOBUF.search(text):
         try:
             content = parse_text(text)
         except ValueError as error:
             raise BadFile(path, reason_of(error), "Correct it, or write the file again.") from None
+    elif content is None and len(text) < 2**21 and _SIZES.fullmatch(text):
+        content = [int(number) for number in re.findall(r"\d+", text)]
     match content:
+        case None:
+            return False
         case {"layers": [*_]}:
             nvidia.read_hugectr(content, found)
         case {"feature": [*_]}:
@@ -60,11 +60,6 @@ def read_tool_file(source: str, found: ToolFile) -> bool:
         case _:
             return _add_values(content.items(), found)
     return True
-
-
-def _add_sizes(text: str, found: ToolFile) -> bool:
-    is_list = len(text) < 2**21 and _SIZES.fullmatch(text) is not None
-    return is_list and _add_values(enumerate(map(int, re.findall(r"\d+", text))), found)
 
 
 def _add_values(values: Iterable[tuple[Any, Any]], found: ToolFile) -> bool:
