@@ -76,14 +76,21 @@ def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -
     if embedding_dim is not None:
         check_ranges(embedding_dim=embedding_dim)
     content = _read_set(name)
-    if "num_rows" in content:
-        return _equal_dims(content, batch_size, embedding_dim)
-    if embedding_dim is not None:
+    if embedding_dim is not None and "embedding_dim" not in content:
         raise BadConfig(f"{name} publishes an embedding dim for each table. Leave embedding_dim ({embedding_dim}) out.")
-    if "groups" in content:
-        return _power_law_groups(content, batch_size)
-    common = {name: content[name] for name in ("pooling", "weight_bits")}
-    return tuple(table_of({**common, **record}) for record in content["tables"])  # their index reuse is unknown
+    common = {column: content[column] for column in TABLE_COLUMNS if column in content}
+    common |= {} if embedding_dim is None else {"embedding_dim": embedding_dim}
+    tables: list[Table] = []
+    for record in content["tables"]:
+        table = table_of({"name": "unnamed", **common, **record})
+        lookups = table.pooling_factor * batch_size
+        if "power_law_alpha" in content:
+            table = replace(table, reuse_bins=power_law_reuse_bins(table.num_rows, lookups, content["power_law_alpha"]))
+        elif not table.is_sequence:  # index reuse of these sets is not published, so it is the default
+            table = replace(table, reuse_bins=feasible_reuse_bins(table.num_rows, lookups))
+        for _ in range(record.get("count", 1)):
+            tables.append(table if "name" in record else replace(table, name=f"t{len(tables):03d}"))
+    return tuple(tables)
 
 
 def _read_set(name: str) -> dict[str, Any]:
@@ -94,36 +101,6 @@ def _read_set(name: str) -> dict[str, Any]:
     text = _CATALOG.joinpath(name + _SUFFIX).read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
-
-
-def _equal_dims(content: dict[str, Any], batch_size: int, embedding_dim: int | None) -> tuple[Table, ...]:
-    """Build the tables of a public set in which all have one dim: one table per entry of ``num_rows``.
-
-    Index reuse of these sets is not published, so their reuse histograms are the default.
-    """
-    rows_of: dict[str, int] = content["num_rows"]
-    hotness: list[int] = content.get("hotness", [1] * len(rows_of))
-    dim = embedding_dim or int(content["embedding_dim"])
-    return tuple(
-        Table(column, rows, dim, float(lookups), feasible_reuse_bins(rows, lookups * batch_size))
-        for (column, rows), lookups in zip(rows_of.items(), hotness, strict=True)
-    )
-
-
-def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, ...]:
-    """Build the tables of a public set that lists groups of equal tables, whose indices follow a power law.
-
-    A group has ``count`` tables per pooling factor in ``hotness``; if ``shared``, ``count`` tables with their sum.
-    """
-    alpha = float(content["power_law_alpha"])
-    tables: list[Table] = []
-    for group in content["groups"]:
-        rows, dim = int(group["num_rows"]), int(group["embedding_dim"])
-        for pooling in [sum(group["hotness"])] if group["shared"] else group["hotness"]:
-            bins = power_law_reuse_bins(rows, pooling * batch_size, alpha)
-            for _ in range(group["count"]):
-                tables.append(Table(f"t{len(tables):03d}", rows, dim, float(pooling), bins))
-    return tuple(tables)
 
 
 def kind_of_source(source: str | PathLike[str]) -> SourceKind | None:
