@@ -221,8 +221,8 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     """Return the step times of two answers, predicted by ``model`` (or as recorded if it is None), and notes."""
     if model is None:
         unlike = tuple(_list_unlike_inputs(old, new))
-        before = frozenset(() if unlike else old.request.tables)
-        alike = [table.name for table in new.request.tables if table in before]
+        tables = frozenset(() if unlike else old.request.tables)
+        alike = [table.name for table in new.request.tables if table in tables]
         errors = widest(old.device_error, new.device_error), widest(old.link_error, new.link_error)
         pipelines = old.request.training_pipeline, new.request.training_pipeline
         saves = compute_difference_interval(old, new, pipelines, alike, errors)

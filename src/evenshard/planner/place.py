@@ -181,8 +181,15 @@ def place_request(request: PlacementRequest, model: Model, config: PlaceConfig |
     saves = partial(predict_saving, request, model, costs, answered)
     interrupted = INTERRUPTED if result.is_interrupted else None
     notes = (interrupted, widened, *_notes(request, model, best.parts, costs.divisions_ms(best.parts)))
-    approximated = chain.from_iterable(map(list_approximations, request.tables))
-    assumptions = dict.fromkeys((*request.assumptions, *approximated, *_even_rows(costs.task, best.parts)))
+    in_rows = {part.table for part in best.parts if len(part.devices) == 1 and part.rows.start > 0}
+    even = [table.name for table in request.tables if table.name in in_rows and table.row_shares is None]
+    assumptions = dict.fromkeys(
+        (
+            *request.assumptions,
+            *chain.from_iterable(map(list_approximations, request.tables)),
+            *(Assumption(name, "row_shares", "lookups are spread evenly over its rows") for name in even),
+        )
+    )
     answer = PlacementAnswer(
         request=replace(request, assumptions=tuple(assumptions)),
         **vars(answered),
@@ -276,13 +283,6 @@ def _starts(
     placements = roll_out(model.policy, request.task().as_whole, seed) if model.policy is not None and are_whole else ()
     found = dict.fromkeys(tuple(parts) for parts in (*known, *(one.parts(request.tables) for one in placements)))
     return [parts for parts in found if is_legal_sharding(task, parts)]
-
-
-def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assumption]:
-    in_rows = {part.table for part in parts if len(part.devices) == 1 and part.rows.start > 0}
-    for table in task.tables:
-        if table.name in in_rows and table.row_shares is None:
-            yield Assumption(table.name, "row_shares", "lookups are spread evenly over its rows")
 
 
 def _notes(

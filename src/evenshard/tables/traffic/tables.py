@@ -86,8 +86,11 @@ def tables_from_traffic(
     ]
     position = {table.name: number for number, table in enumerate(filled)}
     assumptions.sort(key=lambda assumption: position[assumption.table])
-    notes = (*sample.notes(source), *_list_unread(source, sample, counts.values()))
-    return TableSet(tuple(filled), tuple(assumptions), notes, sample.missed)
+    notes = [*sample.notes(source)]
+    read = {column for count in counts.values() for column in count.columns}
+    if unread := [name for name in sample.names if name not in read]:
+        notes.append(f"{source}: ignored {_some('feature', unread)}, which no table has.")
+    return TableSet(tuple(filled), tuple(assumptions), tuple(notes), sample.missed)
 
 
 @contextmanager
@@ -129,12 +132,6 @@ def _features(tables: Sequence[Table] | None) -> frozenset[str] | None:
     if tables is None:
         return None
     return frozenset(name for table in tables for name in (table.name, *table.feature_names))
-
-
-def _list_unread(source: Path, sample: Features, counts: Iterable[TableCounts]) -> Iterator[str]:
-    read = {column for each in counts for column in each.columns}
-    if unread := [name for name in sample.names if name not in read]:
-        yield f"{source}: ignored {_some('feature', unread)}, which no table has."
 
 
 def _tables_to_count(source: Path, sample: Features, tables: Sequence[Table] | None) -> dict[str, TableCounts]:
