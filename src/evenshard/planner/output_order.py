@@ -36,7 +36,7 @@ from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import cut
 from evenshard.base.units import ms_text
 from evenshard.placement import sharding
-from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage, TablePart
+from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, TablePart
 from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest, memory_problem
@@ -155,18 +155,15 @@ def _output_tables(
         parts = parts_of_table[table.name]
         ranks = (0,) if sharding.TYPES[own_type].is_replicated else tuple(sorted({part.device for part in parts}))
         widest = max(part.columns.size for part in parts)
-        call = (table.dtype, table.pooling, request.optimizer_of(table.name), _cache_key(parts[0].storage, widest))
+        # Tables on fused and fused_uvm share a kernel call; each cache has its own (``_cache_params`` of plans).
+        kernel, load_factor = parts[0].storage.kernel, parts[0].storage.load_factor
+        own_load = load_factor if kernel == FUSED_UVM_CACHING else None
+        cache = FUSED if kernel in (FUSED, FUSED_UVM) else (kernel, own_load, widest)
+        call = (table.dtype, table.pooling, request.optimizer_of(table.name), cache)
         found.append(
             OutputTable(table.name, keys, sharding.join_type(own_type, sharding.SHARDING_TYPES, types), ranks, call)
         )
     return found
-
-
-def _cache_key(storage: Storage, widest: int) -> Hashable:
-    # Tables on fused and fused_uvm share a kernel call; each cache has a call of its own (``_cache_params`` of plans).
-    if storage.kernel in (FUSED, FUSED_UVM):
-        return FUSED
-    return storage.kernel, storage.load_factor if storage.kernel == FUSED_UVM_CACHING else None, widest
 
 
 def order_changes(
