@@ -133,8 +133,7 @@ def tables_from(
         batch_size: samples per batch of the reuse histograms.
         traffic: a sample whose pooling factors and histograms replace those of a table file or a public set. Tables
             without traffic keep their values, and traffic without a table is ignored.
-        embedding_dim: dim of all tables; required for traffic and sizes, allowed for a public set with one dim and a
-            Merlin schema.
+        embedding_dim: dim of all tables; required for traffic and sizes, allowed for a set of one dim and a schema.
         weight_bits: 4, 8, 16 or 32, overrides the source; None keeps the source's precision.
         default_pooling_factor: lookups per sample if neither the file nor the traffic has them.
         columns: column name in the table file or the traffic -> field of ``Table`` or feature; "" ignores the column.

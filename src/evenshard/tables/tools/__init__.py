@@ -22,15 +22,12 @@ class ToolFile:
     assumptions: list[Assumption] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     batch: str = ""  # stated batch, such as "1,024 samples per device"
-    lacks_dim: bool = False  # True if the file does not state the dim of a table
 
     def add(self, name: str, num_rows: Any, dim: Any, lookups: Mapping[str, float | None], **more: Any) -> None:
         """Add a table with the lookups per sample of each feature; a value that is None is missing."""
         if len(self.records) >= MAX_TABLES:
             raise ValueError(f"more than {MAX_TABLES:,} tables")
-        if dim is None:
-            dim, self.lacks_dim = self.embedding_dim, True
-        elif isinstance(dim, int) and dim % _DIM_STEP:
+        if isinstance(dim, int) and dim % _DIM_STEP:
             self.assume(name, "embedding_dim", f"the next multiple of {_DIM_STEP}, which FBGEMM needs, above {dim}")
             dim += -dim % _DIM_STEP
         lacking = [feature for feature, count in lookups.items() if count is None]

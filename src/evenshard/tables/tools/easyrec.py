@@ -78,7 +78,6 @@ def _num_rows(spec: Message) -> int | None:
 
 
 def _lookups(spec: Message) -> float | None:
-    values, length = first(spec, "value_dim"), first(spec, _LENGTH)
-    if _IS_SEQUENCE not in spec:
-        return values or None
-    return length * (values or 1) if length else None
+    values = first(spec, "value_dim")
+    lookups: float | None = first(spec, _LENGTH, default=0) * (values or 1) if _IS_SEQUENCE in spec else values
+    return lookups or None

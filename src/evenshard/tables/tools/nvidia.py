@@ -1,9 +1,9 @@
 """Tables of HugeCTR's models, and of NVTabular's and Merlin's schemas."""
 
 import re
-import struct
 from collections.abc import Mapping
 from itertools import pairwise
+from struct import unpack
 from typing import Any
 
 from evenshard.tables.table import MAX_FEATURES, SEQUENCE
@@ -12,8 +12,6 @@ from evenshard.tables.tools.protobuf_text import Message, first
 
 PARAMETERS = "sparse_embedding_hparam"
 _COMBINERS = {0: "sum", 1: "mean"}
-# The dim in an annotation: as a number in a serialized ``google.protobuf.Struct``, or in JSON.
-_STRUCT_DIM, _JSON_DIM = re.compile(rb"dimension\x12\t\x11(.{8})", re.DOTALL), re.compile(r"dimension\W+(\d+)")
 
 
 def read_hugectr(model: Mapping[str, Any], found: ToolFile) -> None:
@@ -81,7 +79,8 @@ def read_schema(schema: Message, found: ToolFile) -> None:
 
 def _dim(feature: Message) -> int | None:
     annotation = first(feature, "annotation", default={})
-    if in_json := _JSON_DIM.search(repr(annotation)):
+    if in_json := re.search(r"dimension\W+(\d+)", repr(annotation)):
         return int(in_json[1])
-    serialized = str(first(annotation, "extra_metadata", "value")).encode(errors="surrogateescape")
-    return int(struct.unpack("<d", number[1])[0]) if (number := _STRUCT_DIM.search(serialized)) else None
+    struct = str(first(annotation, "extra_metadata", "value")).encode(errors="surrogateescape")
+    number = re.search(rb"dimension\x12\t\x11(.{8})", struct, re.DOTALL)  # in a serialized google.protobuf.Struct
+    return int(unpack("<d", number[1])[0]) if number else None

@@ -68,8 +68,7 @@ def _add_values(values: Iterable[tuple[Any, Any]], found: ToolFile) -> bool:
         name = f"t{key:03d}" if isinstance(key, int) else str(key)
         numbers = value if isinstance(value, list) else [value]
         if isinstance(value, dict) and not {*KNOWN_COLUMNS, *COLUMN_ALIASES}.isdisjoint(value):
-            found.lacks_dim |= {"embedding_dim", "dim"}.isdisjoint(value)
-            found.records.append({"name": name, "embedding_dim": found.embedding_dim, **value})
+            found.records.append({"name": name, **value})
         elif len(numbers) in (1, 2) and all(type(number) is int for number in numbers):
             found.add(name, numbers[0], numbers[1] if len(numbers) > 1 else None, {})
         else:
@@ -96,9 +95,12 @@ def load_tool_tables(
         return None
     if not found.records:
         raise BadFile(source, f"is {found.kind}, but states the rows of no table", "Add them, or give a table file.")
-    if (dim is None) == found.lacks_dim:
+    lacking = [record for record in found.records if record.get("embedding_dim", record.get("dim")) is None]
+    if (dim is None) == bool(lacking):
         stated = f"states each table's dim. Leave embedding_dim ({dim}) out."
         raise BadConfig(f"{source} {stated if dim else 'states no embedding dims. Give embedding_dim (--dim).'}")
+    for record in lacking:
+        record["embedding_dim"] = dim
     if found.batch:
         found.notes.append(f"the file's batch has {found.batch}; the answer is for {batch_size:,} over all devices.")
     tables = tables_of_records(found.records, default_pooling_factor, columns, source)
