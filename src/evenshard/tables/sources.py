@@ -98,8 +98,7 @@ def _read_set(name: str) -> dict[str, Any]:
     if name not in known:
         closest = difflib.get_close_matches(cut(name), known, n=len(known), cutoff=0.0)
         raise BadConfig(f"There is no public table set {brief(name)}. Choose one of: {', '.join(closest)}.")
-    text = _CATALOG.joinpath(name + _SUFFIX).read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
+    content: dict[str, Any] = json.loads(_CATALOG.joinpath(name + _SUFFIX).read_text(encoding="utf-8"))
     return content
 
 
