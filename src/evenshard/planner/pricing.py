@@ -232,7 +232,13 @@ def price_parts(
         model_low_ms=found.low_ms / below / faster,
         model_high_ms=found.high_ms * above * slower,
     )
-    notes = [note_widening(below, above), note_hot_rows(request, faster, slower)]
+    notes = [note_widening(below, above)]
+    if not faster == slower == 1:
+        unknown = _unknown_hot_rows(request)
+        notes.append(
+            f"It is unknown if hot rows are adjacent in memory for {unknown} table{'s' * (unknown != 1)} (no "
+            "row_shares): the interval covers both cases."
+        )
     return parts, " ".join(filter(None, notes)) or None
 
 
@@ -298,17 +304,6 @@ def compute_hot_rows_factors(
         )
         times.append(part_costs(replace(request, tables=tables), model).predict(found.parts).predicted_ms)
     return max(found.predicted_ms / min(times), 1.0), max(max(times) / found.predicted_ms, 1.0)
-
-
-def note_hot_rows(request: PlacementRequest, faster: float, slower: float) -> str | None:
-    """Return a note on an interval that ``compute_hot_rows_factors`` widened; None if it did not."""
-    if faster == slower == 1:
-        return None
-    unknown = _unknown_hot_rows(request)
-    return (
-        f"It is unknown if hot rows are adjacent in memory for {unknown} table{'s' * (unknown != 1)} (no row_shares): "
-        "the interval covers both cases."
-    )
 
 
 def _unknown_hot_rows(request: PlacementRequest) -> int:
