@@ -185,8 +185,7 @@ def tables_in_python(
 
     For the other arguments see ``tables_from``.
     """
-    records = _records_of(tables)
-    if records is None:
+    if (records := _records_of(tables)) is None:
         return None
     table_set = tables_of_records(records, default_pooling_factor, columns)
     return complete_tables(table_set, batch_size, traffic, weight_bits, columns)

@@ -67,7 +67,8 @@ def tables_from_traffic(
     elif (name := duplicate_name(tables)) is not None:
         raise BadConfig(f"Several tables are named {brief(name)}. Give each a different name.")
     with _open_sample(source) as files:
-        sample = pick_features(source, files, columns or {}, _features(tables))
+        wanted = None if tables is None else {name for each in tables for name in (each.name, *each.feature_names)}
+        sample = pick_features(source, files, columns or {}, wanted)
         counts = _tables_to_count(source, sample, tables)
         survey = sample.survey(list(dict.fromkeys(column for each in counts.values() for column in each.columns)))
         if survey.num_samples == 0:
@@ -126,12 +127,6 @@ def _parquet_sample(paths: Sequence[Path]) -> Sample:
     from evenshard.tables.traffic.parquet import ParquetSample
 
     return ParquetSample(paths)
-
-
-def _features(tables: Sequence[Table] | None) -> frozenset[str] | None:
-    if tables is None:
-        return None
-    return frozenset(name for table in tables for name in (table.name, *table.feature_names))
 
 
 def _tables_to_count(source: Path, sample: Features, tables: Sequence[Table] | None) -> dict[str, TableCounts]:
