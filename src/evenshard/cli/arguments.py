@@ -26,10 +26,11 @@ class Source:
 
     Args:
         parts: names of the files that are read if the input is a folder; all if empty.
+        files: function that returns the files among the names in a value.
     """
 
-    def __init__(self, *parts: str) -> None:
-        self._parts = parts
+    def __init__(self, *parts: str, files: Callable[[Any], Iterable[str]] = lambda value: (value,)) -> None:
+        self._parts, self._files = parts, files
 
     def __call__(self, text: str) -> Any:
         """Return the argument unchanged."""
@@ -37,28 +38,14 @@ class Source:
 
     def paths(self, value: Any) -> tuple[Path, ...]:
         """Return the local files or folders to which the value may refer."""
-        path = Path(value)
-        return tuple(path / part for part in self._parts) if self._parts and os.path.isdir(path) else (path,)
-
-
-class HardwareSource(Source):
-    """Argument type of hardware: names or profile files."""
-
-    def paths(self, value: Any) -> tuple[Path, ...]:
-        """Return the profile file, if any."""
-        return tuple(Path(name.device) for name in names_in(value) if name.device)
-
-
-class LinkSource(Source):
-    """Argument type of a link: a name or a profile file."""
-
-    def paths(self, value: Any) -> tuple[Path, ...]:
-        """Return the profile file, if any."""
-        return (Path(value),) if str(value).endswith((".yaml", ".yml")) else ()
+        paths = [Path(file) for file in self._files(value)]
+        return tuple(path / part for path in paths for part in (self._parts if os.path.isdir(path) else ()) or ("",))
 
 
 PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}  # argparse's settings of a flag for a local input
-SOURCE, A_MODEL, HARDWARE_NAME, LINK_NAME = Source(), Source(*MODEL_PARTS), HardwareSource(), LinkSource()
+SOURCE, A_MODEL = Source(), Source(*MODEL_PARTS)
+HARDWARE_NAME = Source(files=lambda value: [name.device for name in names_in(value) if name.device])
+LINK_NAME = Source(files=lambda value: [value] if str(value).endswith((".yaml", ".yml")) else [])
 
 
 def output_flag(kind: Output) -> dict[str, Any]:

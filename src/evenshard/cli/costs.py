@@ -56,29 +56,22 @@ def _describe(args: argparse.Namespace) -> None:
 
 
 def _hardware(args: argparse.Namespace) -> None:
-    from evenshard.measure.inventory import (
-        add_hardware,
-        find_hardware,
-        format_confirmation,
-        format_hardware,
-        format_inventory,
-        inventory,
-    )
+    from evenshard.measure import inventory
 
     if (args.name == ADD) != (args.sheet is not None) or (args.out and not args.sheet):
         raise BadConfig(f"Use {ADD} and --spec together: `evenshard hardware {ADD} --spec gpu.yaml`.")
     if args.sheet is not None:
         out = args.out or Path(f"{args.sheet.stem}_profile.yaml")
-        print(format_confirmation(add_hardware(args.sheet, out)))
+        print(inventory.format_confirmation(inventory.add_hardware(args.sheet, out)))
         print(f"saved: {out} (use it as hardware: simulated:{out})")
     elif args.here is not None:
         here = identify_hardware(section(load_params_file(args), "measure", MeasureConfig))
         write_text(args.here, json.dumps(here, indent=1) + "\n")
     elif args.name is None:
-        print(json.dumps(inventory(), indent=1) if args.json else format_inventory())
+        print(json.dumps(inventory.inventory(), indent=1) if args.json else inventory.format_inventory())
     else:
-        hardware = find_hardware(args.name)
-        print(json.dumps(asdict(hardware), indent=1) if args.json else format_hardware(hardware))
+        hardware = inventory.find_hardware(args.name)
+        print(json.dumps(asdict(hardware), indent=1) if args.json else inventory.format_hardware(hardware))
 
 
 def _calibrate_link(args: argparse.Namespace) -> None:

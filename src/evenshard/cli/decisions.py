@@ -24,14 +24,7 @@ REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3  # exit codes
 
 
 def _promote(args: argparse.Namespace) -> int:
-    from evenshard.loop.decisions.promote import (
-        COSTS,
-        PROMOTION_REPORT,
-        PromotionOutcome,
-        as_json,
-        print_promotion,
-        promote,
-    )
+    from evenshard.loop.decisions import promote
     from evenshard.measure.distributed import collective
     from evenshard.sharders.cost_model.sharder import SearchConfig
     from evenshard.tracking import log_backlog, study_run
@@ -47,22 +40,22 @@ def _promote(args: argparse.Namespace) -> int:
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
     log_backlog(build_serving_code)  # registers models that MLflow missed; one of them may be the newest version
     inputs = PromoteInputs(**arguments.flag_values(args, PromoteInputs))
-    done = promote(inputs, args.out, measure, search, Lineage.current(params))
+    done = promote.promote(inputs, args.out, measure, search, Lineage.current(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
         run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
         run.tags({PARAMS_HASH: params_hash(params)})
         if done.decision is not None:
             run.tables(inputs.tables)
-            run.costs([args.out / COSTS], "evaluation")
+            run.costs([args.out / promote.COSTS], "evaluation")
             found = {"difference_pct": done.decision.difference_pct.mean, "noise_pct": done.decision.noise_pct}
             run.metrics({key: value for key, value in found.items() if math.isfinite(value)})
-            run.artifact(args.out / COSTS)
-        run.artifact(args.out / PROMOTION_REPORT)
+            run.artifact(args.out / promote.COSTS)
+        run.artifact(args.out / promote.PROMOTION_REPORT)
     if args.json:
-        print(json.dumps(as_json(done), indent=1))
+        print(json.dumps(promote.as_json(done), indent=1))
     else:
-        print_promotion(done)
-    return REFUSED if done.outcome is PromotionOutcome.REFUSED else 0
+        promote.print_promotion(done)
+    return REFUSED if done.outcome is promote.PromotionOutcome.REFUSED else 0
 
 
 def _drift(args: argparse.Namespace) -> int:
@@ -80,14 +73,8 @@ def _drift(args: argparse.Namespace) -> int:
     asked = DriftRequest(**arguments.flag_values(args, DriftRequest))
     # batch_size[1] is the largest batch size in the training data
     batch_size = asked.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)
-    tables = tables_from(
-        args.tables,
-        batch_size,
-        traffic=args.traffic,
-        embedding_dim=asked.embedding_dim,
-        default_pooling_factor=asked.default_pooling_factor,
-        columns=asked.columns,
-    )
+    settings = {name: getattr(asked, name) for name in ("embedding_dim", "default_pooling_factor", "columns")}
+    tables = tables_from(args.tables, batch_size, args.traffic, **settings)
     for note in tables.notes:
         print(f"evenshard drift: {note}", file=sys.stderr)
     num_devices = asked.num_devices or (None if old is None else old.num_devices)

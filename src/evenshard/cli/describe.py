@@ -23,8 +23,8 @@ from evenshard.report.table_facts import assumed_groups
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.training_domain import TrainingDomain
 from evenshard.tables.sources import tables_from
+from evenshard.tables.tools import ToolFile
 from evenshard.tables.tools.reader import read_tool_file
-from evenshard.tables.tools.tool_file import ToolFile
 
 DATASETS = (Path("data"), Path("work"))  # folders to search for cost datasets by their SHA-256
 

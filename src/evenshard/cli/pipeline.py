@@ -244,8 +244,6 @@ def add_commands(commands: Commands) -> None:
         "Start a run on a cluster, and print its address.",
         "Compiles the pipeline with the current settings, unless --package names a compiled file.",
     )
-    _pipeline_flags(sub)
-    add_flags(sub, Endpoint)
     _submit_flags(sub)
     sub.add_argument("--wait", action="store_true", help="wait for the end of the run, and retry it if pods were "
                      "evicted; exit code 1 if it failed")  # fmt: skip
@@ -256,8 +254,6 @@ def add_commands(commands: Commands) -> None:
     sub = nested.add(
         "schedule", _schedule, "Create a recurring run on a cluster.", "Runs never overlap; missed runs are skipped."
     )
-    _pipeline_flags(sub)
-    add_flags(sub, Endpoint)
     _submit_flags(sub)
     sub.add_argument(
         "--cron", required=True, help="schedule in UTC, such as '0 3 * * 0'; with six fields, the first is seconds"
@@ -306,6 +302,8 @@ def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
 
 
 def _submit_flags(sub: argparse.ArgumentParser) -> None:
+    _pipeline_flags(sub)
+    add_flags(sub, Endpoint)
     add = sub.add_argument
     add("--package", **PATH, help="compiled pipeline file (default: compile with the current settings)")
     add("--experiment", default="evenshard", help="experiment of the run, created if missing (default: evenshard)")

@@ -114,10 +114,9 @@ def _torchrec() -> tuple[tuple[str, ...], str]:
 
 
 def _check_output(args: argparse.Namespace) -> None:
-    if args.format == "torchrec" and args.out is None:
-        raise BadConfig("--format torchrec writes a file. Name it: -o plan.json.")
-    if args.format == CONSTRAINTS and args.out is None:
-        raise BadConfig(f"--format {CONSTRAINTS} writes a file. Name it: -o constraints.py, or constraints.json.")
+    files = {"torchrec": "plan.json", CONSTRAINTS: "constraints.py, or constraints.json"}
+    if args.format in files and args.out is None:
+        raise BadConfig(f"--format {args.format} writes a file. Name it: -o {files[args.format]}.")
     if args.format != "torchrec" and args.local_world_size is not None:
         raise BadConfig("--local-world-size is for TorchRec plans. Add --format torchrec, or leave it out.")
     if args.json and args.out == STDOUT:

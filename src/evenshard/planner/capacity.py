@@ -159,7 +159,10 @@ def _find_machine(request: PlacementRequest) -> Nodes | None:
 def _list_larger_machines(request: PlacementRequest, enough: int) -> Iterator[Nodes]:
     machine, most = request.nodes, int(RANGES["num_devices"].most)
     nodes, size, per_domain = machine.num_nodes, machine.devices_per_node, machine.nodes_per_domain
-    widest = max(_domain_nodes(request), per_domain) if machine.num_domains == 1 else per_domain
+    name = machine.intra or own_link(request.hardware)
+    spans = LINKS[name].spans if name in LINKS else math.inf
+    linked = int(min(spans, most)) // size  # nodes that the link connects
+    widest = max(linked, per_domain) if machine.num_domains == 1 else per_domain
     devices = request.num_devices
     while devices < enough:
         if nodes == 1:
@@ -179,13 +182,6 @@ def _list_larger_machines(request: PlacementRequest, enough: int) -> Iterator[No
             host_bytes=_grow(machine.host_bytes, nodes),
             ssd_bytes=_grow(machine.ssd_bytes, nodes),
         )
-
-
-def _domain_nodes(request: PlacementRequest) -> int:
-    machine = request.nodes
-    name = machine.intra or own_link(request.hardware)
-    spans = LINKS[name].spans if name in LINKS else math.inf
-    return int(min(spans, RANGES["num_devices"].most)) // machine.devices_per_node
 
 
 def _shape_text(machine: Nodes, larger: Nodes) -> str:

@@ -82,14 +82,11 @@ class ChangedPlacement:
         self._offset_W1D = (windows_WD - self._chains.windows_BND[:, 0])[:, None]
         self.now = ChangeOutcome(windows_WD, self._chains.used_3ND[0, 0])
         self.memory_D = np.array(self.task.room_bytes, dtype=np.int64)
-        for group in self.task.together:
-            self._require_together(sorted(group))
-
-    def _require_together(self, group: Sequence[int]) -> None:
-        devices = sorted({device for position in group for device in self.devices(position)})
-        if len({tuple(self.devices(position)) for position in group}) > 1:
-            names = names_text([self.task.tables[position].name for position in group])
-            raise BadConfig(f"tables {names} must stay together, but are on {devices_text(devices)}. Place them again.")
+        for group in map(sorted, self.task.together):
+            if len(homes := {self.devices(position) for position in group}) > 1:
+                names = names_text([tables[position].name for position in group])
+                on = devices_text([*set().union(*homes)])
+                raise BadConfig(f"tables {names} must stay together, but are on {on}. Place them again.")
 
     def types(self, position: int) -> tuple[str, ...]:
         """Return the sharding types to try; of those that cut only columns, only the most general that is allowed."""

@@ -55,16 +55,12 @@ def load_config(path: Path) -> tuple[str | Sequence[Mapping[str, Any]] | None, d
     if not (tables is None or isinstance(tables, str | list)):
         raise BadConfig(f"{path}: tables is neither a name nor a list of tables. Correct it.")
     values = vars(settings_of(request_record(_NOT_IN_FILES), content, str(path), "Correct it."))
-    arguments = {name: value for name, value in values.items() if name in content}
-    return tables, arguments | _rules(path, arguments)
-
-
-def _rules(path: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    written = {name: arguments[name] for name in RULES if name in arguments}
+    written = {name: values[name] for name in RULES if name in content}
     try:
-        return {name: getattr(Rules.of(**written), name) for name in written}
+        rules = vars(Rules.of(**written))
     except BadConfig as error:
         raise BadConfig(f"{path}: {error}") from None
+    return tables, {name: rules[name] if name in written else values[name] for name in values if name in content}
 
 
 def config_text(tables: Any, arguments: Mapping[str, Any]) -> str:

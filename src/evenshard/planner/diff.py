@@ -20,7 +20,7 @@ from evenshard.base.typed import check_arguments
 from evenshard.base.units import gb_to_bytes
 from evenshard.placement.memory import SGD, part_memory
 from evenshard.placement.moves import PartOverlap, device_kinds, larger_machine, match_devices, shape_changes
-from evenshard.placement.parts import Span, Storage, TablePart, whole_part
+from evenshard.placement.parts import Span, TablePart, whole_part
 from evenshard.placement.placement import check_sharding
 from evenshard.planner.answer import PlacementAnswer, match_earlier_placement, model_lineage
 from evenshard.planner.difference import (
@@ -99,12 +99,6 @@ def diff(
 # Overlaps of old and new parts ----------------------------------------------------------------------------------------
 
 
-def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
-    whole = whole_part(table, storage=storage)
-    size = part_memory(whole, table, num_devices=1, batch_size=1, optimizer=optimizer, pipeline="")
-    return size.host_bytes + size.ssd_weights
-
-
 def _list_storage_changes(
     old: PlacementAnswer,
     new: PlacementAnswer,
@@ -118,8 +112,11 @@ def _list_storage_changes(
         was, now = old.storage_of_table[overlap.table], new.storage_of_table[overlap.table]
         if was.is_on_device != now.is_on_device:
             part = replace(of_name[overlap.table], num_rows=overlap.rows.size, embedding_dim=overlap.columns.size)
-            outside = _outside_bytes(part, now if was.is_on_device else was, optimizer_of.get(overlap.table, SGD))
-            crossing[overlap.table] += outside * len(set(overlap.reach) & set(overlap.new_devices))
+            whole = whole_part(part, storage=now if was.is_on_device else was)
+            optimizer = optimizer_of.get(overlap.table, SGD)
+            outside = part_memory(whole, part, num_devices=1, batch_size=1, optimizer=optimizer, pipeline="")
+            num_bytes = outside.host_bytes + outside.ssd_weights
+            crossing[overlap.table] += num_bytes * len(set(overlap.reach) & set(overlap.new_devices))
     for table in tables:
         was, now = old.storage_of_table[table.name], new.storage_of_table[table.name]
         if was != now:
@@ -224,7 +221,8 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     """Return the step times of two answers, predicted by ``model`` (or as recorded if it is None), and notes."""
     if model is None:
         unlike = tuple(_list_unlike_inputs(old, new))
-        alike = [] if unlike else _list_equal_tables(old, new)
+        tables = frozenset(() if unlike else old.request.tables)
+        alike = [table.name for table in new.request.tables if table in tables]
         errors = widest(old.device_error, new.device_error), widest(old.link_error, new.link_error)
         pipelines = old.request.training_pipeline, new.request.training_pipeline
         saves = compute_difference_interval(old, new, pipelines, alike, errors)
@@ -253,11 +251,6 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     steps = before.predicted_ms, after.predicted_ms, saves.ms, saves.low_ms, saves.high_ms
     times = StepTimes(model.source, *steps, bound_ms)
     return times, (*notes, *_note_device_error(device_text(hardware, kernels, links)))
-
-
-def _list_equal_tables(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
-    before = {table.name: table for table in old.request.tables}
-    return [table.name for table in new.request.tables if before.get(table.name) == table]
 
 
 def _note_device_error(device: str) -> Iterator[str]:

@@ -180,7 +180,8 @@ class _TableChanges:
     def _moves(self, number: int) -> list[_Candidate]:
         """Return the moves and swaps of a part, without those that only rename devices."""
         part = self._answer.parts[number]
-        home, of_part = part.device, f" its columns {part.columns}" if self._is_cut(part) else ""
+        is_cut = self._changed.option(self._position[part.table]).sharding_type != TABLE_WISE
+        home, of_part = part.device, f" its columns {part.columns}" if is_cut else ""
         tried: list[tuple[str, Changes]] = [
             (f"move{of_part} to device {device}", self._move(number, device))
             for device in range(self._answer.num_devices)
@@ -197,9 +198,6 @@ class _TableChanges:
         outcomes = self._changed.try_each([changes for _, changes in tried])
         pairs = zip(tried, outcomes, strict=True)
         return [_Candidate(words, outcome.step_ms, outcome.ms_D, changes) for (words, changes), outcome in pairs]
-
-    def _is_cut(self, part: TablePart) -> bool:
-        return self._changed.option(self._position[part.table]).sharding_type != TABLE_WISE
 
     def _move(self, number: int, device: int) -> dict[int, Choice]:
         home = self._answer.parts[number].device

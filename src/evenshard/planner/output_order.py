@@ -36,7 +36,8 @@ from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import cut
 from evenshard.base.units import ms_text
 from evenshard.placement import sharding
-from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage, TablePart
+from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, TablePart
+from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.search.search import EFFORTS, QUICK
@@ -154,18 +155,15 @@ def _output_tables(
         parts = parts_of_table[table.name]
         ranks = (0,) if sharding.TYPES[own_type].is_replicated else tuple(sorted({part.device for part in parts}))
         widest = max(part.columns.size for part in parts)
-        call = (table.dtype, table.pooling, request.optimizer_of(table.name), _cache_key(parts[0].storage, widest))
+        # Tables on fused and fused_uvm share a kernel call; each cache has its own (``_cache_params`` of plans).
+        kernel, load_factor = parts[0].storage.kernel, parts[0].storage.load_factor
+        own_load = load_factor if kernel == FUSED_UVM_CACHING else None
+        cache = FUSED if kernel in (FUSED, FUSED_UVM) else (kernel, own_load, widest)
+        call = (table.dtype, table.pooling, request.optimizer_of(table.name), cache)
         found.append(
             OutputTable(table.name, keys, sharding.join_type(own_type, sharding.SHARDING_TYPES, types), ranks, call)
         )
     return found
-
-
-def _cache_key(storage: Storage, widest: int) -> Hashable:
-    # Tables on fused and fused_uvm share a kernel call; each cache has a call of its own (``_cache_params`` of plans).
-    if storage.kernel in (FUSED, FUSED_UVM):
-        return FUSED
-    return storage.kernel, storage.load_factor if storage.kernel == FUSED_UVM_CACHING else None, widest
 
 
 def order_changes(
@@ -185,12 +183,6 @@ LAYOUTS = 3
 Orders = Mapping[str, tuple[OutputTable, ...]]
 # Function that searches a request with at most the given number of changes.
 Place = Callable[[PlacementRequest, float], PlacementAnswer]
-
-
-@dataclass(frozen=True)
-class _Limits:
-    types: frozenset[str]
-    devices: frozenset[int] | None = None
 
 
 def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer | None = None) -> PlacementAnswer:
@@ -271,7 +263,7 @@ def _text(orders: Orders) -> str:
 
 
 def _answers(
-    plain: PlacementRequest, limits: Mapping[str, _Limits], place: Place, request: PlacementRequest, orders: Orders
+    plain: PlacementRequest, limits: Mapping[str, TableLimits], place: Place, request: PlacementRequest, orders: Orders
 ) -> list[PlacementAnswer]:
     if (limited := _with_limits(plain, limits)) is None:
         return []
@@ -281,7 +273,7 @@ def _answers(
     return []
 
 
-def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> PlacementRequest | None:
+def _with_limits(request: PlacementRequest, limits: Mapping[str, TableLimits]) -> PlacementRequest | None:
     """Return the request with further limits of tables; None if they leave a table without a type or a device."""
     types, pinned, kernels = dict(request.rules.table_types), dict(request.rules.pinned), {}
     for name, own in limits.items():
@@ -305,27 +297,27 @@ def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> Pl
 
 def _list_fixed_limits(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None
-) -> Iterator[Mapping[str, _Limits]]:
+) -> Iterator[Mapping[str, TableLimits]]:
     """Yield tables' limits that always keep the order: all as in ``old``, all row_wise, or all data_parallel."""
     names = [table.name for tables in orders.values() for table in tables]
     if old is not None:
         yield {name: _keep_table(old.type_of_table[name], old.parts_of_table[name]) for name in names}
     for sharding_type in (sharding.ROW_WISE, sharding.DATA_PARALLEL):
-        yield dict.fromkeys(names, _Limits(frozenset({sharding_type})))
+        yield dict.fromkeys(names, TableLimits(frozenset({sharding_type})))
 
 
-def _keep_table(own_type: str, parts: Sequence[TablePart]) -> _Limits:
+def _keep_table(own_type: str, parts: Sequence[TablePart]) -> TableLimits:
     is_on_all = sharding.TYPES[own_type].is_replicated or own_type in sharding.ROWS_OF_ALL
-    return _Limits(frozenset({own_type}), None if is_on_all else frozenset(part.device for part in parts))
+    return TableLimits(frozenset({own_type}), None if is_on_all else frozenset(part.device for part in parts))
 
 
 def _lay_out(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None, work: Mapping[str, float]
-) -> Mapping[str, _Limits] | None:
+) -> Mapping[str, TableLimits] | None:
     """Return each table's limits, with column-cut tables on the devices in order; None if devices are too few."""
     position = {table.name: at for at, table in enumerate(request.tables)}
     of_name = {table.name: table for table in request.tables}
-    limits: dict[str, _Limits] = {}
+    limits: dict[str, TableLimits] = {}
     for tables in orders.values():
         groups: dict[str, list[OutputTable]] = {}
         for table in tables:
@@ -340,7 +332,7 @@ def _lay_out(
             if devices is None:
                 return None
             types = frozenset({sharding.TABLE_WISE, *sharding.COLUMNS_ALONE})
-            limits |= {name: _Limits(types, own) for name, own in devices.items()}
+            limits |= {name: TableLimits(types, own) for name, own in devices.items()}
     return limits
 
 

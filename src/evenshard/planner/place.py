@@ -167,22 +167,33 @@ def place_request(request: PlacementRequest, model: Model, config: PlaceConfig |
         return place_in_order(request, place, None if config.near is None else config.near.old)
     costs = part_costs(request, model)
     baselines = place_baselines(request, costs, config.compare)
-    found = _search(request, model, costs, config, [parts for _, parts in baselines if parts is not None])
-    best, measured = found.result.best, None
+    known = (*config.known, *(parts for _, parts in baselines if parts is not None))
+    space, free, near = _search(request, model, costs, config, known)
+    result = near or free
+    best, measured = result.best, None
     if config.num_measured:
-        best, measured = _measure_candidates(costs, config, found.result.candidates)
+        best, measured = _measure_candidates(costs, config, result.candidates)
     elif config.near is None:
         best = make_small_tables_whole(costs, best)
     check_sharding(costs.task, best.parts)
     answered, widened = price_parts(request, model, costs, best)
     kernels, links = errors_of(request, model, answered)
     saves = partial(predict_saving, request, model, costs, answered)
-    interrupted = INTERRUPTED if found.result.is_interrupted else None
+    interrupted = INTERRUPTED if result.is_interrupted else None
     notes = (interrupted, widened, *_notes(request, model, best.parts, costs.divisions_ms(best.parts)))
+    in_rows = {part.table for part in best.parts if len(part.devices) == 1 and part.rows.start > 0}
+    even = [table.name for table in request.tables if table.name in in_rows and table.row_shares is None]
+    assumptions = dict.fromkeys(
+        (
+            *request.assumptions,
+            *chain.from_iterable(map(list_approximations, request.tables)),
+            *(Assumption(name, "row_shares", "lookups are spread evenly over its rows") for name in even),
+        )
+    )
     answer = PlacementAnswer(
-        request=replace(request, assumptions=_assumptions(request, costs.task, best.parts)),
+        request=replace(request, assumptions=tuple(assumptions)),
         **vars(answered),
-        lower_bound_ms=min(lower_bound_ms(found.space, best.predicted_ms), best.predicted_ms),
+        lower_bound_ms=min(lower_bound_ms(space, best.predicted_ms), best.predicted_ms),
         warnings=(
             *list_unit_warnings(request),
             *(() if model.trained_on is None else model.trained_on.outside(request.task())),
@@ -196,20 +207,9 @@ def place_request(request: PlacementRequest, model: Model, config: PlaceConfig |
         device_error=kernels,
         link_error=links,
     )
-    if config.near is None or found.near is None:
+    if config.near is None or near is None:
         return answer
-    return config.near.add_to(answer, found.near, found.free.best.predicted_ms, saves(found.near.stay.parts))
-
-
-@dataclass(frozen=True)
-class _Found:
-    space: SearchSpace
-    free: PlanSearchResult
-    near: NearResult | None
-
-    @property
-    def result(self) -> PlanSearchResult | NearResult:
-        return self.near or self.free
+    return config.near.add_to(answer, near, free.best.predicted_ms, saves(near.stay.parts))
 
 
 def _search(
@@ -217,14 +217,14 @@ def _search(
     model: Model,
     costs: PartCosts,
     config: PlaceConfig,
-    baselines: list[tuple[TablePart, ...]],
-) -> _Found:
+    known: Sequence[Sequence[TablePart]],
+) -> tuple[SearchSpace, PlanSearchResult, NearResult | None]:
     searched = costs.of_task(allow_row_wise_means(costs.task))
     try:
         require_types(searched.task)
         if request.rules != Rules() and not costs.task.may_offload:
             require_feasible_sharding(searched.task)
-        starts = _starts(request, model, config.seed, costs.task, (*config.known, *baselines))
+        starts = _starts(request, model, config.seed, costs.task, known)
         search = PlanSearch(searched, config.effort, config.seed, config.progress)
         free = search.run(starts)
     except InfeasibleTask as error:
@@ -235,7 +235,7 @@ def _search(
         from evenshard.search.near_placement import NearSearch
 
         beside = NearSearch(search, match_earlier_placement(near.old, request), near.most_bytes).run(free)
-    return _Found(search.space, free, beside)
+    return search.space, free, beside
 
 
 def _measure_candidates(
@@ -283,18 +283,6 @@ def _starts(
     placements = roll_out(model.policy, request.task().as_whole, seed) if model.policy is not None and are_whole else ()
     found = dict.fromkeys(tuple(parts) for parts in (*known, *(one.parts(request.tables) for one in placements)))
     return [parts for parts in found if is_legal_sharding(task, parts)]
-
-
-def _assumptions(request: PlacementRequest, task: ShardingTask, parts: Sequence[TablePart]) -> tuple[Assumption, ...]:
-    approximated = chain.from_iterable(map(list_approximations, request.tables))
-    return tuple(dict.fromkeys((*request.assumptions, *approximated, *_even_rows(task, parts))))
-
-
-def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assumption]:
-    in_rows = {part.table for part in parts if len(part.devices) == 1 and part.rows.start > 0}
-    for table in task.tables:
-        if table.name in in_rows and table.row_shares is None:
-            yield Assumption(table.name, "row_shares", "lookups are spread evenly over its rows")
 
 
 def _notes(

@@ -15,7 +15,6 @@ from evenshard.base.messages import brief
 from evenshard.base.process import one_thread
 from evenshard.base.providers import load_provider
 from evenshard.base.s3 import is_address, local_copy
-from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import parts_by_table
 from evenshard.placement.task import ShardingTask
@@ -200,7 +199,9 @@ def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
     for name in names:
         if name not in kinds:
             own = model if name == request.hardware else model_of(None, name)
-            kinds[name] = _device_kind(own, name, request.nodes)
+            kind, profile = HardwareName.parse(name).kind, known_profile(name)
+            bytes_per_ns = kind.memory_bytes_per_ns if profile is None else profile.hbm_bytes_per_ns
+            kinds[name] = DeviceKind(own.price(), bytes_per_ns, host_link(request.nodes, profile))
     order = list(kinds)
     return PartCosts(
         request.task(),
@@ -208,12 +209,6 @@ def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
         [order.index(name) for name in names],
         links_of_request(request, model),
     )
-
-
-def _device_kind(model: Model, hardware: str, machine: Nodes) -> DeviceKind:
-    kind, profile = HardwareName.parse(hardware).kind, known_profile(hardware)
-    bytes_per_ns = kind.memory_bytes_per_ns if profile is None else profile.hbm_bytes_per_ns
-    return DeviceKind(model.price(), bytes_per_ns, host_link(machine, profile))
 
 
 # Prices of an answer --------------------------------------------------------------------------------------------------
@@ -237,7 +232,13 @@ def price_parts(
         model_low_ms=found.low_ms / below / faster,
         model_high_ms=found.high_ms * above * slower,
     )
-    notes = [note_widening(below, above), note_hot_rows(request, faster, slower)]
+    notes = [note_widening(below, above)]
+    if not faster == slower == 1:
+        unknown = _unknown_hot_rows(request)
+        notes.append(
+            f"It is unknown if hot rows are adjacent in memory for {unknown} table{'s' * (unknown != 1)} (no "
+            "row_shares): the interval covers both cases."
+        )
     return parts, " ".join(filter(None, notes)) or None
 
 
@@ -303,17 +304,6 @@ def compute_hot_rows_factors(
         )
         times.append(part_costs(replace(request, tables=tables), model).predict(found.parts).predicted_ms)
     return max(found.predicted_ms / min(times), 1.0), max(max(times) / found.predicted_ms, 1.0)
-
-
-def note_hot_rows(request: PlacementRequest, faster: float, slower: float) -> str | None:
-    """Return a note on an interval that ``compute_hot_rows_factors`` widened; None if it did not."""
-    if faster == slower == 1:
-        return None
-    unknown = _unknown_hot_rows(request)
-    return (
-        f"It is unknown if hot rows are adjacent in memory for {unknown} table{'s' * (unknown != 1)} (no row_shares): "
-        "the interval covers both cases."
-    )
 
 
 def _unknown_hot_rows(request: PlacementRequest) -> int:

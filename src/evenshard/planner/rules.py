@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import TableLimits
+from evenshard.planner.knobs import TableRules
 
 
 @dataclass(frozen=True)
@@ -132,30 +133,21 @@ def _allowed_devices(
 RULES = tuple(field.name for field in fields(Rules))
 _EXAMPLE = "{pinned: {user_id: 0}, apart: [[a, b]]}"
 _Several = tuple[int, ...]
-_Ids = int | _Several
-_Words = str | tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Written:
-    pinned: dict[str, _Ids] | None = None
-    forbidden: dict[str, _Ids] | None = None
-    forbidden_devices: _Ids | None = None
-    together: tuple[tuple[str, ...], ...] | None = None
-    apart: tuple[tuple[str, ...], ...] | None = None
-    pinned_nodes: dict[str, _Ids] | None = None
-    table_types: dict[str, _Words] | None = None
-    min_columns: dict[str, int] | None = None
-    table_kernels: dict[str, _Words] | None = None
 
 
 def _rules(content: Any) -> Rules:
     def several(name: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {table: several(name, own) for table, own in value.items()}
-        return value if isinstance(value, tuple) or name == "min_columns" else (value,)
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return tuple(tuple(own) if isinstance(own, list) else own for own in value)
+        return value if name == "min_columns" else (value,)
 
-    written = record_of(_Written, content, floats_only=True)
+    if isinstance(content, Mapping):
+        content = {name: value for name, value in content.items() if value is not None}
+        if isinstance(device := content.get("forbidden_devices"), int | float):
+            content["forbidden_devices"] = [device]
+    written = record_of(TableRules, content, floats_only=True)
     return Rules(**{name: several(name, value) for name, value in vars(written).items() if value is not None})
 
 

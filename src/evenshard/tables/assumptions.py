@@ -109,8 +109,11 @@ def apply_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float |
     named = {table.name: _find_numbers(table, numbers, names) for table in known.tables}
     tables = tuple(_with_lookups(table, named[table.name]) for table in known.tables)
     even = {table.name for table in known.tables if table.num_features > 1 and isinstance(named[table.name], float)}
+    partly = {name for name, own in named.items() if own is None or (isinstance(own, tuple) and None in own)}
     assumptions = [
-        kept for old in known.assumptions for kept in _drop_if_named(old, named[old.table], old.table in even)
+        old
+        for old in known.assumptions
+        if old.column not in _LOOKUPS or old.table in partly or (old.column == _LOOKUPS[1] and old.table in even)
     ]
     stated = {kept.table for kept in assumptions if kept.column == "feature_pooling_factors"}
     more = (table for table in tables if table.name in even - stated)
@@ -129,10 +132,10 @@ def _features(table: Table) -> tuple[str, ...]:
 def _find_numbers(table: Table, numbers: Numbers, tables: set[str]) -> Named:
     features = _features(table)
     if table.name in numbers and not (table.name in features and (set(features) - {table.name}) & numbers.keys()):
-        value = numbers[table.name]
-        if isinstance(value, tuple):
-            _check_count(table.name, value, table.num_features)
-        return value
+        own = numbers[table.name]
+        if isinstance(own, tuple):
+            _check_count(table.name, own, table.num_features)
+        return own
     others = tables - {table.name}
     meant_for_others = next((name for name in features if name in numbers and name in others), None)
     if meant_for_others is not None:
@@ -140,15 +143,13 @@ def _find_numbers(table: Table, numbers: Numbers, tables: set[str]) -> Named:
             f"pooling_factors is given for {brief(meant_for_others)}, which is both a table and a feature of table "
             f"{brief(table.name)}. Give numbers for table {brief(table.name)} too."
         )
-    found = tuple(_of_feature(name, numbers[name]) if name in numbers else None for name in features)
-    return None if all(number is None for number in found) else found
-
-
-def _of_feature(name: str, value: float | tuple[float, ...]) -> float:
-    if isinstance(value, float):
-        return value
-    _check_count(name, value, 1)
-    return value[0]
+    found: list[float | None] = []
+    for name in features:
+        value = numbers.get(name)
+        if isinstance(value, tuple):
+            _check_count(name, value, 1)
+        found.append(value[0] if isinstance(value, tuple) else value)
+    return None if all(number is None for number in found) else tuple(found)
 
 
 def _check_count(name: str, values: Sequence[float], num_features: int) -> None:
@@ -173,9 +174,3 @@ def _with_lookups(table: Table, named: Named) -> Table:
     if problem := changed.problem():
         raise BadConfig(f"table {brief(table.name)}: {problem}. Correct its pooling factor.")
     return changed
-
-
-def _drop_if_named(old: Assumption, named: Named, is_even: bool) -> Iterator[Assumption]:
-    is_partial = named is None or (isinstance(named, tuple) and None in named)
-    if old.column not in _LOOKUPS or is_partial or (is_even and old.column == _LOOKUPS[1]):
-        yield old

@@ -82,9 +82,7 @@ def load_tables_with_assumptions(
     path: str | PathLike[str], default_pooling_factor: float, columns: Mapping[str, str] | None = None
 ) -> TableSet:
     """Read a table file like ``load_tables``, but with a default for a missing or blank pooling factor."""
-    check_ranges(default_pooling_factor=default_pooling_factor)
-    path = Path(path)
-    return tables_of_records(_records(path), default_pooling_factor, columns, path)
+    return tables_of_records(_records(Path(path)), default_pooling_factor, columns, path)
 
 
 def tables_of_records(

@@ -161,16 +161,14 @@ def _hint(column: str, extra: Sequence[str]) -> str:
 
 
 def _name(value: Any, column: str) -> str:
-    if isinstance(value, str):
-        return value
     if isinstance(value, int) and not isinstance(value, bool):  # an unquoted 12 in YAML
         return str(value)
-    raise BadRecord(f"{column} is {brief(value)}, not a string", "Put the name in quotes.")
+    return _text(value, column, "Put the name in quotes.")
 
 
-def _text(value: Any, column: str) -> str:
+def _text(value: Any, column: str, remedy: str = "Put it in quotes.") -> str:
     if not isinstance(value, str):
-        raise BadRecord(f"{column} is {brief(value)}, not a string", "Put it in quotes.")
+        raise BadRecord(f"{column} is {brief(value)}, not a string", remedy)
     return value
 
 

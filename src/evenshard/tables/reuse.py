@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:  # torch takes a second to import, and most callers use NumPy
-    import torch
-
 
 FloatArray = npt.NDArray[np.float64]
 ReuseBins = tuple[float, ...]
@@ -63,10 +59,9 @@ DLRM_2021_REUSE: ReuseBins = _complete_shares(
 )  # fmt: skip
 
 
-def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) -> ReuseBins:
+def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]]) -> ReuseBins:
     """Build the histogram from the lookups of each index; raise ValueError if there are none, or a negative number."""
-    array = counts if isinstance(counts, np.ndarray) else counts.detach().cpu().numpy()
-    array = array[array != 0]
+    array = counts[counts != 0]
     if array.size == 0:
         raise ValueError("no index was looked up, so there is no reuse histogram")
     if array.min() < 0:
@@ -162,8 +157,6 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
     The count of a row is Poisson. Ranks above 1000 are grouped in blocks of about 1 % width, so that two billion rows
     take milliseconds. Without lookups, all the mass is in bin 0.
     """
-    import torch  # for the incomplete gamma function, which NumPy lacks
-
     if num_lookups <= 0:
         return (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
     exact = min(num_rows, 1000)
@@ -175,13 +168,8 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
     # ranks, the two differ by several percent, so single ranks are exact.
     weights_R = _power_integral(starts[:-1] - 0.5, starts[1:] - 0.5, alpha)
     weights_R = np.where(sizes_R == 1, starts[:-1] ** -alpha, weights_R)
-    rates_R = torch.from_numpy(num_lookups * weights_R / weights_R.sum() / sizes_R)
-
-    # P(Poisson(rate) >= n) is the lower incomplete gamma function, which is accurate even for tiny values.
-    at_least_RK = torch.special.gammainc(
-        torch.tensor(MIN_COUNT_OF_BIN, dtype=torch.float64)[None], rates_R[:, None].expand(-1, NUM_REUSE_BINS)
-    ).numpy()
-    uniques_K = sizes_R @ at_least_RK
+    rates_R = num_lookups * weights_R / weights_R.sum() / sizes_R
+    uniques_K = sizes_R @ poisson_at_least(np.array(MIN_COUNT_OF_BIN, dtype=np.float64), rates_R[:, None])
     uniques_K[:-1] -= uniques_K[1:]
     uniques_K = np.maximum(uniques_K, 0.0)
     return tuple((uniques_K / uniques_K.sum()).tolist())

@@ -34,9 +34,9 @@ from evenshard.base.messages import brief, cut, did_you_mean
 from evenshard.tables.assumptions import Assumption, TableSet, assume_reuse_bins, assume_weight_bits
 from evenshard.tables.files import load_tables_with_assumptions, missing_columns_error, tables_of_records
 from evenshard.tables.formats import NO_TABLES, TABLE_SUFFIXES
-from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, TABLE_COLUMNS
+from evenshard.tables.records import COLUMN_ALIASES, KNOWN_COLUMNS, TABLE_COLUMNS, table_of
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
-from evenshard.tables.table import SEQUENCE, Table, check_weight_bits
+from evenshard.tables.table import Table, check_weight_bits
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
 # Columns that a sample of traffic provides.
@@ -76,11 +76,21 @@ def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -
     if embedding_dim is not None:
         check_ranges(embedding_dim=embedding_dim)
     content = _read_set(name)
-    if "num_rows" in content:
-        return _equal_dims(content, batch_size, embedding_dim)
-    if embedding_dim is not None:
+    if embedding_dim is not None and "embedding_dim" not in content:
         raise BadConfig(f"{name} publishes an embedding dim for each table. Leave embedding_dim ({embedding_dim}) out.")
-    return _power_law_groups(content, batch_size) if "groups" in content else _sequences(content)
+    common = {column: content[column] for column in TABLE_COLUMNS if column in content}
+    common |= {} if embedding_dim is None else {"embedding_dim": embedding_dim}
+    tables: list[Table] = []
+    for record in content["tables"]:
+        table = table_of({"name": "unnamed", **common, **record})
+        lookups = table.pooling_factor * batch_size
+        if "power_law_alpha" in content:
+            table = replace(table, reuse_bins=power_law_reuse_bins(table.num_rows, lookups, content["power_law_alpha"]))
+        elif not table.is_sequence:  # index reuse of these sets is not published, so it is the default
+            table = replace(table, reuse_bins=feasible_reuse_bins(table.num_rows, lookups))
+        for _ in range(record.get("count", 1)):
+            tables.append(table if "name" in record else replace(table, name=f"t{len(tables):03d}"))
+    return tuple(tables)
 
 
 def _read_set(name: str) -> dict[str, Any]:
@@ -88,53 +98,8 @@ def _read_set(name: str) -> dict[str, Any]:
     if name not in known:
         closest = difflib.get_close_matches(cut(name), known, n=len(known), cutoff=0.0)
         raise BadConfig(f"There is no public table set {brief(name)}. Choose one of: {', '.join(closest)}.")
-    text = _CATALOG.joinpath(name + _SUFFIX).read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
+    content: dict[str, Any] = json.loads(_CATALOG.joinpath(name + _SUFFIX).read_text(encoding="utf-8"))
     return content
-
-
-def _equal_dims(content: dict[str, Any], batch_size: int, embedding_dim: int | None) -> tuple[Table, ...]:
-    """Build the tables of a public set in which all have one dim: one table per entry of ``num_rows``.
-
-    Index reuse of these sets is not published, so their reuse histograms are the default.
-    """
-    rows_of: dict[str, int] = content["num_rows"]
-    hotness: list[int] = content.get("hotness", [1] * len(rows_of))
-    dim = embedding_dim or int(content["embedding_dim"])
-    return tuple(
-        Table(column, rows, dim, float(lookups), feasible_reuse_bins(rows, lookups * batch_size))
-        for (column, rows), lookups in zip(rows_of.items(), hotness, strict=True)
-    )
-
-
-def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, ...]:
-    """Build the tables of a public set that lists groups of equal tables, whose indices follow a power law.
-
-    A group has ``count`` tables per pooling factor in ``hotness``; if ``shared``, ``count`` tables with their sum.
-    """
-    alpha = float(content["power_law_alpha"])
-    tables: list[Table] = []
-    for group in content["groups"]:
-        rows, dim = int(group["num_rows"]), int(group["embedding_dim"])
-        for pooling in [sum(group["hotness"])] if group["shared"] else group["hotness"]:
-            bins = power_law_reuse_bins(rows, pooling * batch_size, alpha)
-            for _ in range(group["count"]):
-                tables.append(Table(f"t{len(tables):03d}", rows, dim, float(pooling), bins))
-    return tuple(tables)
-
-
-def _sequences(content: dict[str, Any]) -> tuple[Table, ...]:
-    """Build the tables of a public set of sequences: ``lookups`` of each feature; their index reuse is unknown."""
-    tables = []
-    for entry in content["sequences"]:
-        name, lookups = entry["name"], tuple(map(float, entry["lookups"]))
-        rows, dim, bits = entry["num_rows"], entry["embedding_dim"], content["weight_bits"]
-        table = Table(name, rows, dim, sum(lookups), weight_bits=bits, pooling=SEQUENCE)
-        if len(lookups) > 1:
-            names = tuple(f"{name}_{number}" for number in range(len(lookups)))
-            table = replace(table, feature_names=names, feature_pooling_factors=lookups)
-        tables.append(table)
-    return tuple(tables)
 
 
 def kind_of_source(source: str | PathLike[str]) -> SourceKind | None:
@@ -167,8 +132,7 @@ def tables_from(
         batch_size: samples per batch of the reuse histograms.
         traffic: a sample whose pooling factors and histograms replace those of a table file or a public set. Tables
             without traffic keep their values, and traffic without a table is ignored.
-        embedding_dim: dim of all tables; required for traffic and sizes, allowed for a public set with one dim and a
-            Merlin schema.
+        embedding_dim: dim of all tables; required for traffic and sizes, allowed for a set of one dim and a schema.
         weight_bits: 4, 8, 16 or 32, overrides the source; None keeps the source's precision.
         default_pooling_factor: lookups per sample if neither the file nor the traffic has them.
         columns: column name in the table file or the traffic -> field of ``Table`` or feature; "" ignores the column.
@@ -182,12 +146,15 @@ def tables_from(
         check_ranges(embedding_dim=embedding_dim)
     if weight_bits is not None:
         check_weight_bits(weight_bits)  # before counting a long sample
-    match kind_of_source(source):
+    kind, found = kind_of_source(source), None
+    if kind in (SourceKind.TABLE_FILE, None):
+        from evenshard.tables.tools.reader import load_tool_tables  # most requests name a public set
+
+        found = load_tool_tables(str(source), batch_size, embedding_dim, default_pooling_factor, columns)
+    match kind:
         case SourceKind.CATALOG:
             table_set = replace(_public_set(str(source), batch_size, embedding_dim), missed=tuple(columns or ()))
-        case SourceKind.TABLE_FILE | None if found := _of_other_tool(
-            source, batch_size, embedding_dim, default_pooling_factor, columns
-        ):
+        case _ if found is not None:
             table_set = found
         case SourceKind.TABLE_FILE:
             if embedding_dim is not None:
@@ -206,14 +173,6 @@ def tables_from(
     return complete_tables(table_set, batch_size, traffic, weight_bits, columns, str(source))
 
 
-def _of_other_tool(source: str | PathLike[str], *settings: Any) -> TableSet | None:
-    if str(source).lower().endswith(".parquet"):
-        return None
-    from evenshard.tables.tools.reader import load_tool_tables  # most requests have a table file or a public set
-
-    return load_tool_tables(str(source), *settings)
-
-
 def tables_in_python(
     tables: Any,
     batch_size: int,
@@ -226,8 +185,7 @@ def tables_in_python(
 
     For the other arguments see ``tables_from``.
     """
-    records = _records_of(tables)
-    if records is None:
+    if (records := _records_of(tables)) is None:
         return None
     table_set = tables_of_records(records, default_pooling_factor, columns)
     return complete_tables(table_set, batch_size, traffic, weight_bits, columns)

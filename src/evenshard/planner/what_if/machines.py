@@ -138,21 +138,26 @@ def _machine_of_ranks(machine: Nodes, ranks: range) -> Nodes | None:
 def layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
     """Return the distinct layouts of groups of a size, and the machine that a group forms; raise BadConfig if none."""
     devices = machine.num_devices
-    if group_size == devices:
-        return (("", machine),)
     if group_size < 1 or devices % group_size:
         raise BadConfig(f"{devices} devices do not fill groups of {group_size}. Choose a divisor of {devices}.")
+    if not (found := _layouts_of(machine, group_size)):
+        raise BadConfig(
+            f"groups of {group_size} devices spread unevenly over nodes of {machine.devices_per_node} devices. Choose "
+            f"a divisor or a multiple of {machine.devices_per_node}."
+        )
+    return found
+
+
+def _layouts_of(machine: Nodes, group_size: int) -> tuple[tuple[str, Nodes], ...]:
+    devices = machine.num_devices
+    if group_size == devices:
+        return (("", machine),)
     found: dict[tuple[Nodes, Nodes], str] = {}
     for layout in LAYOUTS:
         group = machine_of_ranks(machine, group_ranks(devices, group_size, layout))
         replicas = machine_of_ranks(machine, replica_ranks(devices, group_size, layout))
         if group is not None and replicas is not None:
             found.setdefault((group, replicas), layout)
-    if not found:
-        raise BadConfig(
-            f"groups of {group_size} devices spread unevenly over nodes of {machine.devices_per_node} devices. Choose "
-            f"a divisor or a multiple of {machine.devices_per_node}."
-        )
     return tuple((layout, group) for (group, _), layout in found.items())
 
 
@@ -162,18 +167,11 @@ def sizes_of(machine: Nodes, group_sizes: Sequence[int] | str) -> Iterator[int]:
     if not group_sizes:
         yield devices
     elif group_sizes == "all":
-        yield from (size for size in range(1, devices + 1) if devices % size == 0 and _is_even(machine, size))
+        yield from (size for size in range(1, devices + 1) if devices % size == 0 and _layouts_of(machine, size))
     elif isinstance(group_sizes, str):
         raise BadConfig(f"group_sizes is {brief(group_sizes)}. Give numbers of devices, or all.")
     else:
         yield from sorted({size for size in group_sizes if size <= devices} or {devices})
-
-
-def _is_even(machine: Nodes, size: int) -> bool:
-    try:
-        return bool(layouts_of(machine, size))
-    except BadConfig:
-        return False
 
 
 def sum_synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:

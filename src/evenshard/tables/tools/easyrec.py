@@ -8,8 +8,8 @@ from typing import Any
 
 from evenshard.base.messages import names_text
 from evenshard.tables.table import SEQUENCE
+from evenshard.tables.tools import ToolFile
 from evenshard.tables.tools.protobuf_text import Message, first
-from evenshard.tables.tools.tool_file import ToolFile
 
 _WIDE, _SEQUENCES = "WIDE", ("SEQUENCE", "JAGGED_SEQUENCE")
 _ROWS = (("zch", "zch_size"), ("dynamicemb", "max_capacity"), ("hash_bucket_size",), ("num_buckets",))
@@ -48,16 +48,14 @@ def read_easyrec(config: Message, found: ToolFile) -> None:
         found.notes.append(f"no table for features with their rows in a vocab_file: {names_text(unread)}.")
 
 
-def _list_features(
-    configs: list[Any], prefix: str = "", of_group: Message | None = None
-) -> Iterator[tuple[str, Message]]:
+def _list_features(configs: list[Any], prefix: str = "", **of_group: list[Any]) -> Iterator[tuple[str, Message]]:
     for kind, spec in ((kind, spec) for config in configs for kind, specs in config.items() for spec in specs):
         is_sequence = {_IS_SEQUENCE: [True]} if kind.startswith("sequence_") else {}
         if kind == "sequence_feature":
             group = {**is_sequence, _LENGTH: spec.get(_LENGTH, [])}
-            yield from _list_features(spec.get("features", []), f"{first(spec, 'sequence_name')}__", group)
+            yield from _list_features(spec.get("features", []), f"{first(spec, 'sequence_name')}__", **group)
         else:
-            yield f"{prefix}{first(spec, 'feature_name')}", {**spec, **is_sequence, **(of_group or {})}
+            yield f"{prefix}{first(spec, 'feature_name')}", {**spec, **is_sequence, **of_group}
 
 
 def _list_uses(model: Message) -> Iterator[tuple[str, Any, str]]:  # feature, type of group, suffix of tables
@@ -80,7 +78,6 @@ def _num_rows(spec: Message) -> int | None:
 
 
 def _lookups(spec: Message) -> float | None:
-    values, length = first(spec, "value_dim"), first(spec, _LENGTH)
-    if _IS_SEQUENCE not in spec:
-        return values or None
-    return length * (values or 1) if length else None
+    values = first(spec, "value_dim")
+    lookups: float | None = first(spec, _LENGTH, default=0) * (values or 1) if _IS_SEQUENCE in spec else values
+    return lookups or None

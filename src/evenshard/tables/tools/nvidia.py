@@ -1,18 +1,17 @@
 """Tables of HugeCTR's models, and of NVTabular's and Merlin's schemas."""
 
 import re
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import pairwise
+from struct import unpack
 from typing import Any
 
 from evenshard.tables.table import MAX_FEATURES, SEQUENCE
+from evenshard.tables.tools import ToolFile
 from evenshard.tables.tools.protobuf_text import Message, first
-from evenshard.tables.tools.tool_file import ToolFile
 
 PARAMETERS = "sparse_embedding_hparam"
 _COMBINERS = {0: "sum", 1: "mean"}
-# The dim in an annotation: as a number in a serialized ``google.protobuf.Struct``, or in JSON.
-_STRUCT_DIM, _JSON_DIM = re.compile(rb"dimension\x12\t\x11(.{8})", re.DOTALL), re.compile(r"dimension\W+(\d+)")
 
 
 def read_hugectr(model: Mapping[str, Any], found: ToolFile) -> None:
@@ -21,40 +20,29 @@ def read_hugectr(model: Mapping[str, Any], found: ToolFile) -> None:
     found.batch = f"{solver['batchsize']:,} samples over all devices" if "batchsize" in solver else ""
     num_gpus = sum(map(len, solver.get("vvgpu") or [solver.get("gpu") or [0]]))
     data: Mapping[str, Any] = next((layer for layer in layers if "sparse" in layer), {"sparse": []})
-    inputs, sizes_of, left = {}, {}, list(data.get("slot_size_array", []))
+    inputs, left = {}, data.get("slot_size_array", [])
     for entry in data["sparse"]:
         count = entry.get("slot_num", 1)
-        inputs[entry["top"]], sizes_of[entry["top"]], left = entry, left[:count], left[count:]
+        inputs[entry["top"]], left = {**entry, "sizes": left[:count]}, left[count:]
     for layer in (layer for layer in layers if PARAMETERS in layer):
-        own, name, bottom = layer[PARAMETERS], str(layer.get("top")), str(layer.get("bottom"))
-        entry, sizes = inputs.get(bottom, {}), own.get("slot_size_array") or sizes_of.get(bottom)
-        num_slots = len(sizes or []) or min(entry.get("slot_num", 1), MAX_FEATURES)
+        own, name, entry = layer[PARAMETERS], str(layer.get("top")), inputs.get(str(layer.get("bottom")), {})
+        sizes = own.get("slot_size_array") or entry.get("sizes", [])
+        num_slots = len(sizes) or min(entry.get("slot_num", 1), MAX_FEATURES)
         counts = entry.get("nnz_per_slot")
-        per_slot = counts if isinstance(counts, list) else [counts] * num_slots
-        for rows, slots in _group_slots(sizes) if sizes else [(_capacity(own, num_gpus), range(num_slots))]:
+        # Slots of size 0 share the table of the next slot that has rows.
+        ends = [-1, *(slot for slot, rows in enumerate(sizes) if rows)]
+        groups = [(sizes[last], range(before + 1, last + 1)) for before, last in pairwise(ends)]
+        dim, in_workspace = own.get("embedding_vec_size"), own.get("workspace_size_per_gpu_in_mb", 0) * 2**18
+        of_gpu = own.get("max_vocabulary_size_per_gpu") or in_workspace // (dim or 1)
+        capacity = own.get("max_vocabulary_size_global") or own.get("vocabulary_size") or of_gpu * num_gpus
+        for rows, slots in groups if sizes else [(capacity or None, range(num_slots))]:
             table, combiner = f"{name}_{slots[-1]}" if sizes else name, own.get("combiner")
-            lookups = {f"{name}_{slot}": per_slot[slot] for slot in slots}
-            found.add(table, rows, own.get("embedding_vec_size"), lookups, pooling=_COMBINERS.get(combiner, combiner))
+            lookups = {f"{name}_{slot}": counts[slot] if isinstance(counts, list) else counts for slot in slots}
+            found.add(table, rows, dim, lookups, pooling=_COMBINERS.get(combiner, combiner))
             if counts and not entry.get("is_fixed_length"):
                 found.assume(table, "pooling_factor", "the most of a sample, by nnz_per_slot")
             if not sizes:
                 found.assume(table, "num_rows", "the capacity of the layer, which has no slot_size_array")
-
-
-def _group_slots(sizes: list[int]) -> Iterator[tuple[int, range]]:
-    """Yield the rows and slots of each table; slots of size 0 share the table of the next slot that has rows."""
-    start = 0
-    for slot, size in enumerate(sizes):
-        if size:
-            yield size, range(start, slot + 1)
-            start = slot + 1
-
-
-def _capacity(own: Mapping[str, Any], num_gpus: int) -> int | None:
-    of_all: int | None = own.get("max_vocabulary_size_global") or own.get("vocabulary_size")
-    megabytes = own.get("workspace_size_per_gpu_in_mb", 0)
-    of_gpu = own.get("max_vocabulary_size_per_gpu") or megabytes * 2**20 // (4 * own["embedding_vec_size"])
-    return of_all or of_gpu * num_gpus or None
 
 
 def as_message(content: Any) -> Any:
@@ -91,8 +79,8 @@ def read_schema(schema: Message, found: ToolFile) -> None:
 
 def _dim(feature: Message) -> int | None:
     annotation = first(feature, "annotation", default={})
-    serialized = first(annotation, "extra_metadata", "value")
-    if isinstance(serialized, str) and (number := _STRUCT_DIM.search(serialized.encode(errors="surrogateescape"))):
-        return int(struct.unpack("<d", number[1])[0])
-    in_json = _JSON_DIM.search(repr(annotation))
-    return int(in_json[1]) if in_json else None
+    if in_json := re.search(r"dimension\W+(\d+)", repr(annotation)):
+        return int(in_json[1])
+    struct = str(first(annotation, "extra_metadata", "value")).encode(errors="surrogateescape")
+    number = re.search(rb"dimension\x12\t\x11(.{8})", struct, re.DOTALL)  # in a serialized google.protobuf.Struct
+    return int(unpack("<d", number[1])[0]) if number else None

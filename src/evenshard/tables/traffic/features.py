@@ -36,7 +36,7 @@ def classify_column(name: str, only_0_and_1: bool) -> str | None:
 
 @dataclass(frozen=True)
 class Features:
-    """A ``Sample`` that is restricted to feature columns."""
+    """A sample that is restricted to feature columns."""
 
     sample: Sample
     column_of: Mapping[str, str]  # column of each feature
@@ -47,11 +47,6 @@ class Features:
     def names(self) -> tuple[str, ...]:
         """Return the names of the features."""
         return tuple(self.column_of)
-
-    @property
-    def non_features(self) -> Mapping[str, str]:
-        """Return an empty mapping, because all columns are features."""
-        return {}
 
     def survey(self, names: Sequence[str]) -> Survey:
         """Return the sizes; see ``Sample.survey``."""

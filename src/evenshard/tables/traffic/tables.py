@@ -27,7 +27,7 @@ from evenshard.tables.assumptions import Assumption, TableSet, assume_weight_bit
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.tables.traffic.counts import TableCounts, WindowedCounts, rows_to_remember
-from evenshard.tables.traffic.features import pick_features
+from evenshard.tables.traffic.features import Features, pick_features
 from evenshard.tables.traffic.sample import Sample, Survey, TorchSample
 
 GROUP_LOOKUPS = 1 << 24  # expected lookups of one window for a group of tables: 128 MiB
@@ -67,7 +67,8 @@ def tables_from_traffic(
     elif (name := duplicate_name(tables)) is not None:
         raise BadConfig(f"Several tables are named {brief(name)}. Give each a different name.")
     with _open_sample(source) as files:
-        sample = pick_features(source, files, columns or {}, _features(tables))
+        wanted = None if tables is None else {name for each in tables for name in (each.name, *each.feature_names)}
+        sample = pick_features(source, files, columns or {}, wanted)
         counts = _tables_to_count(source, sample, tables)
         survey = sample.survey(list(dict.fromkeys(column for each in counts.values() for column in each.columns)))
         if survey.num_samples == 0:
@@ -86,8 +87,11 @@ def tables_from_traffic(
     ]
     position = {table.name: number for number, table in enumerate(filled)}
     assumptions.sort(key=lambda assumption: position[assumption.table])
-    notes = (*sample.notes(source), *_list_unread(source, sample, counts.values()))
-    return TableSet(tuple(filled), tuple(assumptions), notes, sample.missed)
+    notes = [*sample.notes(source)]
+    read = {column for count in counts.values() for column in count.columns}
+    if unread := [name for name in sample.names if name not in read]:
+        notes.append(f"{source}: ignored {_some('feature', unread)}, which no table has.")
+    return TableSet(tuple(filled), tuple(assumptions), tuple(notes), sample.missed)
 
 
 @contextmanager
@@ -125,19 +129,7 @@ def _parquet_sample(paths: Sequence[Path]) -> Sample:
     return ParquetSample(paths)
 
 
-def _features(tables: Sequence[Table] | None) -> frozenset[str] | None:
-    if tables is None:
-        return None
-    return frozenset(name for table in tables for name in (table.name, *table.feature_names))
-
-
-def _list_unread(source: Path, sample: Sample, counts: Iterable[TableCounts]) -> Iterator[str]:
-    read = {column for each in counts for column in each.columns}
-    if unread := [name for name in sample.names if name not in read]:
-        yield f"{source}: ignored {_some('feature', unread)}, which no table has."
-
-
-def _tables_to_count(source: Path, sample: Sample, tables: Sequence[Table] | None) -> dict[str, TableCounts]:
+def _tables_to_count(source: Path, sample: Features, tables: Sequence[Table] | None) -> dict[str, TableCounts]:
     if tables is None:
         features: dict[str, tuple[str, ...]] = {name: (name,) for name in sample.names}
     else:
@@ -164,7 +156,7 @@ def _some(what: str, names: Sequence[str]) -> str:
     return f"{what}{'s' * (len(names) != 1)} {names_text(names, write=brief)}"
 
 
-def _count(sample: Sample, survey: Survey, counts: Mapping[str, TableCounts], batch_size: int) -> None:
+def _count(sample: Features, survey: Survey, counts: Mapping[str, TableCounts], batch_size: int) -> None:
     steps = [(tables, part) for tables in _groups(survey, counts.values(), batch_size) for part in survey.parts]
     for tables, part in progress(steps, "counting lookups"):
         columns = list(dict.fromkeys(column for table in tables for column in table.columns))
