@@ -52,9 +52,8 @@ class SequentialHardware:
     def _measure_shard(self, shard: Sequence[Table], batch_size: int) -> DeviceCost:
         if not shard:
             return DeviceCost(0.0, 0.0, 0.0, 0.0)
-        times = self._try_time_shard(shard, batch_size)
-        if times is None:  # memory of earlier shards may cause the failure: retry with all memory free
-            times = self._try_time_shard(shard, batch_size)
+        # Memory of earlier shards may cause a failure: retry with all memory free.
+        times = self._try_time_shard(shard, batch_size) or self._try_time_shard(shard, batch_size)
         if times is None:
             return DeviceCost.out_of_memory()
         forward, backward = zip(*times, strict=True)
