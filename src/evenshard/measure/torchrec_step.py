@@ -88,12 +88,8 @@ class MeasureParts(PlacementJob):
 
     def run(self, worker: Worker) -> Finding:
         """Run this rank's part; see ``RankJob``. If a rank runs out of memory, all ranks report it."""
-        for _ in range(2):  # memory of earlier placements may cause the first attempt to fail
-            finding, worst = run_together(worker, lambda: self._run_steps(worker))
-            if worst != OUT_OF_MEMORY:
-                return finding
-            worker.kernels.free()
-        return Finding(problem=OUT_OF_MEMORY)
+        finding, worst = run_together(worker, lambda: self._run_steps(worker))
+        return Finding(problem=OUT_OF_MEMORY) if worst == OUT_OF_MEMORY else finding
 
     def plan(self, compute_device: str) -> tuple[torch.nn.ModuleDict, Any]:
         """Build the model, without weights, and TorchRec's plan for it.

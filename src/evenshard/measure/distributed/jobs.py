@@ -150,7 +150,7 @@ class TimeExchanges:
                 )
                 own, others = sent[: sum(splits.sent)], received[: sum(splits.received)]
                 ranks.barrier()
-                yield ranks.all_to_all_ms(others, own, splits, group)
+                yield ranks.time_collectives(partial(ranks.all_to_all, others, own, splits, group))
 
         return _compute_medians(run_pass, TIMED_PASSES)
 

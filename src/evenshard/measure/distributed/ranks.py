@@ -114,7 +114,8 @@ class Ranks:
                     timeout=timedelta(seconds=timeout_s),
                 )
             little = torch.zeros(size, device=device)
-            self.all_to_all_ms(torch.empty_like(little), little, Splits((1,) * size, (1,) * size))
+            splits = Splits((1,) * size, (1,) * size)
+            self.time_collectives(lambda: self.all_to_all(torch.empty_like(little), little, splits))
             own = networks_in(log) if self.backend == "nccl" else set()
         self.networks = {
             network for of_rank in self.gather(json.dumps(sorted(own)).encode()) for network in json.loads(of_rank)
@@ -154,12 +155,6 @@ class Ranks:
             watch.mark()
             self._wait_for_device()
         return watch.laps_ms()[0]
-
-    def all_to_all_ms(
-        self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
-    ) -> float:
-        """Run one all-to-all of flat tensors on the device and return its duration on this rank, ms."""
-        return self.time_collectives(lambda: self.all_to_all(received, sent, splits, group))
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
