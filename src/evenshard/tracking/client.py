@@ -133,20 +133,6 @@ def experiment_name() -> str:
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
 
 
-def require_mlflow(what: str, instead: str = "") -> None:
-    """Raise BadConfig if there is no MLflow yet and the client would create an empty database.
-
-    Args:
-        what: model or version to look up, for the message.
-        instead: an additional remedy, such as ", or name a model's folder".
-    """
-    if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
-        raise BadConfig(
-            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or change to the folder of a loop"
-            f"{instead}."
-        )
-
-
 @contextmanager
 def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
     """Set short timeouts within the block, and silence messages about retries.

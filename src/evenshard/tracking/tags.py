@@ -40,6 +40,7 @@ PROGRAM = "evenshard"
 # MLflow limits a digest to this length; a tag has the whole hash.
 DIGEST_LENGTH = 36
 _LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
+_commit = cache(git_commit)
 
 
 def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
@@ -116,11 +117,6 @@ def network_tags(folder: Path) -> dict[str, str]:
 def _md5_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
-
-
-@cache
-def _commit() -> str:
-    return git_commit()
 
 
 def _libraries() -> str:
