@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -188,26 +188,22 @@ def sharding_jobs(
 
 
 def select_part(
-    jobs: Sequence[Job], part: int, num_parts: int, insert_controls: Callable[[Sequence[Job]], list[Job]]
+    jobs: Sequence[Job], part: int, num_parts: int, tasks: Sequence[ShardingTask], measure: MeasureConfig
 ) -> list[Job]:
-    """Return one part of a round (every ``num_parts``-th job), with control placements inserted.
-
-    Args:
-        part: number of the part, from 1.
-        insert_controls: function that inserts controls into jobs.
+    """Return one part of a round (every ``num_parts``-th job, from job ``part``), with ``mix_controls``.
 
     Raises:
         BadConfig: if there are more parts than jobs.
     """
     if num_parts == 1:
-        return insert_controls(jobs)
+        return mix_controls(jobs, tasks, measure)
     require(
         num_parts <= len(jobs),
         f"num_parts is {num_parts}, but the round has {len(jobs)} placements and shards. Set at most {len(jobs)}.",
     )
     return [
         replace(job, measurement_id=f"part{part}-{job.measurement_id}") if job.proposed_by == CONTROL else job
-        for job in insert_controls(jobs[part - 1 :: num_parts])
+        for job in mix_controls(jobs[part - 1 :: num_parts], tasks, measure)
     ]
 
 
