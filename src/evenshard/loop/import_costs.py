@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from evenshard.base.errors import BadConfig, BadFile, require
@@ -174,7 +175,11 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
             raise BadFile(path, "holds no measurement", "Measure this part again.")
     first, part_of = read_lineage(parts[0]), dict[str, int]()
     for number, (path, rows) in enumerate(zip(parts, found, strict=True)):
-        _check_alike(path, [{name: row[name] for name in _COMMON_COLUMNS} for row in (found[0][0], *rows)])
+        for row, name in product(rows, _COMMON_COLUMNS):
+            if row[name] != found[0][0][name]:
+                values = f"{brief(row[name], 300)}, but {brief(found[0][0][name], 300)} in the first part"
+                remedy = "Measure all parts of a round with the same settings, on the same kind of device."
+                raise BadFile(path, f"{name} is {values}", remedy)
         lineage = read_lineage(path)
         for name in ("params_hash", "evenshard_version"):
             if lineage.get(name) != first.get(name):
@@ -189,13 +194,3 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
     save_rows(merged, first, costs)
     log.info("%d placements from %d parts", len(part_of), len(found))
     return {"num_placements": float(len(part_of)), "num_parts": float(len(found))}
-
-
-def _check_alike(path: Path, of_rows: list[dict[str, str]]) -> None:
-    for found in of_rows:
-        for name in _COMMON_COLUMNS:
-            if found[name] != of_rows[0][name]:
-                problem = f"{name} is {brief(found[name], 300)}, but {brief(of_rows[0][name], 300)} in the first part"
-                raise BadFile(
-                    path, problem, "Measure all parts of a round with the same settings, on the same kind of device."
-                )

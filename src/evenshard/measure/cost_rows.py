@@ -189,7 +189,6 @@ def _parse_lineage(path: Path, schema: Any) -> dict[str, Any]:
 
 
 def _type_problem(row: Mapping[str, Any]) -> str | None:
-    """Describe the values whose type does not match their column, or return None."""
     try:
         record_of(_Row, row)
     except ValueError as error:
