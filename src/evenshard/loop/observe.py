@@ -64,8 +64,6 @@ class ObservedAndPredicted:
 
 @dataclass(frozen=True)
 class _TrainingPlacement:
-    """Placement of a training run, and the comparison of its observed and predicted times."""
-
     request: PlacementRequest
     parts: tuple[TablePart, ...]
     known: bool  # True if the run is known to use these parts
@@ -306,7 +304,15 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
     """Format the observed times and their comparison with predictions for a terminal."""
     heads = [*_HEADS, "other collectives", "waiting", "step, ms"]
     lines = [_title(observation), text_table([heads, *map(_row, observation.ranks)], ">", "  ")]
-    lines += _waiting_lines(observation)
+    if (last := observation.waits_for) is not None:
+        waiting = {rank.rank: rank.all_waiting_ms or 0.0 for rank in observation.ranks}
+        others = fmean(ms for rank, ms in waiting.items() if rank != last)
+        slowest = max(observation.ranks, key=lambda rank: rank.compute_ms)
+        lines.append(
+            f"The step waits for rank {last}, which waits {waiting[last]:.3f} ms; the other ranks wait {others:.3f} ms "
+            f"on average. Rank {slowest.rank} has the slowest embedding tables: {slowest.compute_ms:.3f} ms for "
+            "forward and backward."
+        )
     if (balance := observation.balance) is not None:
         share = balance.total_ms / observation.step_ms
         lines.append(
@@ -350,20 +356,6 @@ def _share(time_ms: float | None, step_ms: float) -> str:
 
 def _time(time_ms: float | None) -> str:
     return NOT_SEEN if time_ms is None else f"{time_ms:.3f} ms"
-
-
-def _waiting_lines(observation: ObservedTraining) -> list[str]:
-    waiting = {rank.rank: rank.all_waiting_ms or 0.0 for rank in observation.ranks}
-    last = observation.waits_for
-    if last is None:
-        return []
-    others = fmean(ms for rank, ms in waiting.items() if rank != last)
-    slowest = max(observation.ranks, key=lambda rank: rank.compute_ms)
-    return [
-        f"The step waits for rank {last}, which waits {waiting[last]:.3f} ms; the other ranks wait {others:.3f} ms on "
-        f"average. Rank {slowest.rank} has the slowest embedding tables: {slowest.compute_ms:.3f} ms for forward and "
-        "backward."
-    ]
 
 
 def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPredicted) -> list[str]:
