@@ -23,7 +23,6 @@ from evenshard.planner.diff import diff, rename_devices
 from evenshard.planner.difference import Difference, Payback, payback
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.planner.request import PlacementRequest
 from evenshard.report.comparisons import print_difference
 from evenshard.sharders.model import Model
 from evenshard.tables.assumptions import TableSet
@@ -107,22 +106,17 @@ def replan(
     Raises:
         InfeasibleTask: if the tables no longer fit.
     """
-    request = update_request(old.request, tables, batch_size)
-    config = replace(config or PlaceConfig(), tables_from=tables_from, known=(old.parts,))
-    return place_request(request, model, config)
-
-
-def update_request(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
-    """Return the old request with today's tables and batch size, without rules about removed tables."""
     names = {table.name for table in tables.tables}
-    return replace(
-        old,
+    request = replace(
+        old.request,
         tables=tables.tables,
         assumptions=tables.assumptions,
-        rules=old.rules.of_tables(names),
+        rules=old.request.rules.of_tables(names),  # without rules about removed tables
         batch_size=batch_size,
-        table_optimizers={name: optimizer for name, optimizer in old.table_optimizers.items() if name in names},
+        table_optimizers={name: own for name, own in old.request.table_optimizers.items() if name in names},
     )
+    config = replace(config or PlaceConfig(), tables_from=tables_from, known=(old.parts,))
+    return place_request(request, model, config)
 
 
 def find_traces(path: Path) -> tuple[Path, ...]:
@@ -157,19 +151,15 @@ def _scale_times(difference: Difference, scale: float) -> Difference:
     return replace(difference, times=replace(scaled, predicted_by=f"{times.predicted_by}, scaled to the traces"))
 
 
-def verdict_text(watched: Watched) -> str:
-    """Format the decision in one line."""
-    if watched.pays:
-        return f"Replan: the move pays back within {watched.steps:,} steps."
-    if not watched.difference.moves:
-        return "Stay: no better placement was found."
-    return f"Stay: a move is not certain to pay back within {watched.steps:,} steps."
-
-
 def print_watched(watched: Watched, file: TextIO | None = None) -> None:
     """Print the decision and its reasons."""
     console = plain_console(file)
-    console.print(verdict_text(watched), style="bold")
+    verdict = f"Stay: a move is not certain to pay back within {watched.steps:,} steps."
+    if watched.pays:
+        verdict = f"Replan: the move pays back within {watched.steps:,} steps."
+    elif not watched.difference.moves:
+        verdict = "Stay: no better placement was found."
+    console.print(verdict, style="bold")
     console.print(
         f"Embedding tables take {watched.scale:.2f} times the predicted time of the current placement. Predicted "
         "savings are scaled by this factor.",
