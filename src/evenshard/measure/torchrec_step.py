@@ -257,7 +257,7 @@ class TrainingStep:
         """Average the gradients of replicas over all ranks, as DDP does."""
         ranks = self._worker.ranks
         for weight in self._replicas:
-            ranks.all_reduce(weight.grad.div_(ranks.size))
+            torch.distributed.all_reduce(weight.grad.div_(ranks.size))
 
     def update_replicas(self) -> None:
         """Update the replicas with a torch optimizer."""

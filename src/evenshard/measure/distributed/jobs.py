@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from evenshard.base.documents import load_json
 from evenshard.base.errors import BadConfig
@@ -179,9 +180,9 @@ class TimeCollectives:
         group = None if size == ranks.size else ranks.node_group(size)
         part, whole = (torch.zeros(most, device=ranks.device) for most in (max(self.values), size * max(self.values)))
         calls: list[Callable[[torch.Tensor, torch.Tensor], None]] = [
-            lambda own, buffer: ranks.all_gather(buffer, own, group),
+            lambda own, buffer: dist.all_gather(list(buffer.view(-1, own.numel())), own, group=group),
             lambda own, buffer: ranks.reduce_scatter(own, buffer, group),
-            lambda own, buffer: ranks.all_reduce(buffer, group),
+            lambda own, buffer: dist.all_reduce(buffer, group=group),
         ]
 
         def run_pass() -> Iterator[float]:

@@ -171,14 +171,6 @@ class Ranks:
         dist.all_to_all_single(received, buffer, group=group)
         torch.sum(received.view(-1, own.numel()), dim=0, out=own)
 
-    def all_gather(self, buffer: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Fill a flat buffer with the tensors ``own`` of all ranks of a group, in their order."""
-        dist.all_gather(list(buffer.view(-1, own.numel())), own, group=group)
-
-    def all_reduce(self, summed: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Sum a tensor over the ranks of a group, in place; None for all ranks."""
-        dist.all_reduce(summed, group=group)
-
     def node_group(self, devices_per_node: int) -> dist.ProcessGroup:
         """Return the group of this rank's node; all ranks must call this at the same time."""
         if devices_per_node not in self._nodes:
