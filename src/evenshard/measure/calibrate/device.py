@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from evenshard.base.errors import BadInput
 from evenshard.placement.memory import SGD
-from evenshard.price.costs import OK, DeviceCost, MeasuredPlacement, optimizer_of
+from evenshard.price.costs import OK, MeasuredPlacement, optimizer_of
 from evenshard.price.device_model import KERNELS, NS_PER_MS, backward_ms, forward_ms, kernel_times
 from evenshard.price.evidence import Evidence
 from evenshard.price.gpu_profile import BOUNDS, FREE_CONSTANTS, GpuProfile, write_profile
@@ -229,7 +229,8 @@ def extract_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -
     shards, times, group_of = [], [], []
     for placement in measured:
         for tables, device in zip(placement.shards, placement.cost.devices, strict=True):
-            if not tables or not _has_times(device):
+            has_times = device.status == OK and device.compute_ms > 0 and not min(device.split_ms) <= 0
+            if not tables or not has_times:
                 continue
             shards.append((tables, placement.task.batch_size))
             times.append((*device.split_ms, device.compute_ms))
@@ -240,7 +241,3 @@ def extract_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -
     both_N[np.isfinite(forward_N)] = np.nan  # the sum adds no information if both times are known
     times_NM = stack_times(len(shards), forward=forward_N, backward=backward_N, both=both_N)
     return MeasuredShards(WorkCounter(profile).work_of(shards), times_NM, np.array(group_of), optimizer_of(measured))
-
-
-def _has_times(device: DeviceCost) -> bool:
-    return device.status == OK and device.compute_ms > 0 and not min(device.split_ms) <= 0
