@@ -139,16 +139,13 @@ def load_measured(
                 problem = f"{found_devices}, but placement {job.measurement_id} has {job.task.num_devices}"
                 raise BadFile(journal.path, problem, "Remove the line of this visit.")
         if visits:
-            measured.append(_combine_visits(job, visits))
+            provenance = visits[0].origin.provenance
+            provenance = replace(provenance, repeats=provenance.repeats * len(visits))
+            of_job = (job.measurement_id, job.round, job.proposed_by, job.task, job.parts)
+            cost = costs.combine_visits([visit.cost for visit in visits])
+            measured_at = max(visit.measured_at for visit in visits)
+            measured.append(costs.MeasuredPlacement(*of_job, cost, provenance, measured_at))
     return measured
-
-
-def _combine_visits(job: Job, visits: Sequence[Visit]) -> costs.MeasuredPlacement:
-    provenance: costs.Provenance = visits[0].origin.provenance
-    provenance = replace(provenance, repeats=provenance.repeats * len(visits))
-    of_job = (job.measurement_id, job.round, job.proposed_by, job.task, job.parts)
-    cost = costs.combine_visits([visit.cost for visit in visits])
-    return costs.MeasuredPlacement(*of_job, cost, provenance, max(visit.measured_at for visit in visits))
 
 
 def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:

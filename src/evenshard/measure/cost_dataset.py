@@ -30,7 +30,12 @@ def save_costs(measured: Sequence[costs.MeasuredPlacement], path: Path, lineage:
 def rows_of(measured: costs.MeasuredPlacement) -> Iterable[dict[str, Any]]:
     """Yield the rows of a measured placement, one for each device."""
     task = measured.task
-    for device_id, names in enumerate(_list_tables(measured)):
+    by_name = {table.name: table for table in task.tables}
+    tables_of: list[list[str]] = [[] for _ in range(task.num_devices)]
+    for part in measured.parts:
+        for device_id in part.devices:
+            tables_of[device_id].append(part_table(part, by_name[part.table]).name)
+    for device_id, names in enumerate(tables_of):
         device = asdict(measured.cost.devices[device_id])
         times = {name: device[name] if device["status"] == costs.OK else None for name in device if name in TIMES}
         yield {
@@ -51,15 +56,6 @@ def rows_of(measured: costs.MeasuredPlacement) -> Iterable[dict[str, Any]]:
             **asdict(measured.provenance),
             "measured_at": measured.measured_at,
         }
-
-
-def _list_tables(measured: costs.MeasuredPlacement) -> list[list[str]]:
-    by_name = {table.name: table for table in measured.task.tables}
-    found: list[list[str]] = [[] for _ in range(measured.task.num_devices)]
-    for part in measured.parts:
-        for device in part.devices:
-            found[device].append(part_table(part, by_name[part.table]).name)
-    return found
 
 
 @blame_file

@@ -43,13 +43,16 @@ def _describe_dataset(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str
     controls = group_controls(rows)
     ran = [row for row in rows if row["tables"] and row["status"] == OK]
     times = [row["measured_at"] for row in rows]
+    origins = {tuple(row[field.name] for field in fields(Provenance)) for row in rows}
+    provenances = [Provenance(*origin) for origin in origins]
+    errors = {text for origin in provenances if (text := device_text(origin.hardware, origin.device_error))}
     return {
         "file": str(path),
         **read_lineage(path),
         "rows": len(rows),
         "measurements": len({row["measurement_id"] for row in rows}),
         **{name: _count_measurements(rows, name) for name in _COUNTED},
-        "device_error": _list_device_errors(rows),
+        "device_error": sorted(errors),
         "all_to_all": _count_measurements(rows, "all_to_all"),
         "status": dict(Counter(row["status"] for row in rows)),
         "tables_per_shard": _compute_percentiles([len(row["tables"]) for row in ran]),
@@ -67,13 +70,6 @@ def _describe_dataset(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str
             "drift_pct": fit_drift(controls),
         },
     }
-
-
-def _list_device_errors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = [field.name for field in fields(Provenance)]
-    origins = {tuple(row[name] for name in names) for row in rows}
-    provenances = [Provenance(**dict(zip(names, origin, strict=True))) for origin in origins]
-    return sorted({text for origin in provenances if (text := device_text(origin.hardware, origin.device_error))})
 
 
 def _describe_times(ran: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | None]:
