@@ -72,7 +72,9 @@ class ShardKernels:
         self._config = config
         recorded = config.recorded_batch
         self._recorded = None if recorded is None else RecordedLookups(read_dlrm_batch(recorded), Path(recorded))
-        self._lookups = _LookupCache(int(LOOKUP_CACHE_SHARE * _total_memory(device)))
+        on_gpu = device.type == "cuda"
+        total_bytes = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine_bytes()
+        self._lookups = _LookupCache(int(LOOKUP_CACHE_SHARE * total_bytes))
         self._weights = _WeightArena()
 
     @contextmanager
@@ -278,12 +280,6 @@ def _free_host_memory() -> int:
         cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
         free = min(free, int(limit.read_text()) - int(used.read_text()) + cached)
     return free
-
-
-def _total_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return machine_bytes()
 
 
 @cache
