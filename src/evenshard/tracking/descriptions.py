@@ -100,14 +100,10 @@ def version_description(client: Any, name: str, run_id: str, model_id: str, tags
 
 def _note(lines: Iterable[str]) -> str:
     first, *rest = lines
-    return "\n".join([f"{_OURS}: {first}", "", *rest, f"- docs: {_docs_link()}"])
-
-
-def _docs_link() -> str:
     site = os.environ.get(DOCS, "").rstrip("/")
-    if not site:
-        return f"`docs/mlflow.md` of evenshard {__version__}"
-    return _link("runs and models in MLflow", f"{site}/mlflow.html")
+    text = "runs and models in MLflow"
+    docs = _link(text, f"{site}/mlflow.html") if site else f"`docs/mlflow.md` of evenshard {__version__}"
+    return "\n".join([f"{_OURS}: {first}", "", *rest, f"- docs: {docs}"])
 
 
 def _run_link(text: str, experiment: str, run_id: str) -> str:

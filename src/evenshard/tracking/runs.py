@@ -232,7 +232,7 @@ def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = 
     log_record(loop, _no_code, MOST_RETRIES)
 
 
-def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any], about: str) -> StageRun:
+def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any], about: str = "") -> StageRun:
     try:
         require_package("mlflow")
     except MissingPackage as error:
