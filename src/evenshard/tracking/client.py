@@ -77,7 +77,13 @@ def connect() -> Any:
     for server in {uri, registry}:
         _check(server)
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
-        _try_database(add_time_limits(uri))
+        import sqlalchemy
+
+        engine = sqlalchemy.create_engine(add_time_limits(uri))
+        try:
+            engine.connect().close()  # once, because MLflow itself would retry a missing database for two minutes
+        finally:
+            engine.dispose()
     with ensure_file(registry), ensure_file(uri):
         return MlflowClient(add_time_limits(uri), add_time_limits(registry))
 
@@ -101,17 +107,6 @@ def add_time_limits(uri: str) -> str:
     url = make_url(uri)
     url = url.update_query_dict({name: str(value) for name, value in limits.items() if name not in url.query})
     return url.render_as_string(hide_password=False)
-
-
-def _try_database(uri: str) -> None:
-    """Connect once, because MLflow itself would retry a missing database for two minutes."""
-    import sqlalchemy
-
-    engine = sqlalchemy.create_engine(uri)
-    try:
-        engine.connect().close()
-    finally:
-        engine.dispose()
 
 
 def _check(uri: str) -> None:

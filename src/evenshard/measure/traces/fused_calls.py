@@ -85,7 +85,7 @@ def list_fused_calls(trace: Trace) -> list[FusedCall]:
     for step, forwards in forward_of.items():
         backwards = _match_backwards(forwards, backward_of[step])
         for position, ((lookup, check), backward) in enumerate(zip(forwards, backwards, strict=True)):
-            calls.append(_call(trace, step, position, lookup, check, backward, work))
+            calls.append(_call(trace, position, lookup, check, backward, work))
     return calls
 
 
@@ -100,7 +100,6 @@ def _match_backwards(forwards: list[tuple[Op, Op | None]], backwards: list[Op]) 
 
 def _call(
     trace: Trace,
-    step: int | None,
     position: int,
     lookup: Op,
     check: Op | None,
@@ -126,7 +125,7 @@ def _call(
     return FusedCall(
         rank=trace.rank,
         gpu=trace.gpu,
-        step=step,
+        step=trace.step_at(lookup.start_us),
         position=position,
         optimizer=found[1] or found[2] or DENSE,
         weighted=weighted,
