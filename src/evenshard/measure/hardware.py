@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,9 +31,6 @@ class Hardware(Protocol):
 
     def close(self) -> None:
         """Free the devices."""
-
-
-Measure = Callable[[Sequence[tuple[ShardingTask, Placement]]], Sequence[PlacementCost]]
 
 
 @dataclass(frozen=True)
