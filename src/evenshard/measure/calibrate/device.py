@@ -179,12 +179,8 @@ def compute_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str, E
     return errors
 
 
-def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> Calibration:
+def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -> Calibration:
     """Fit the free constants of ``profile`` to the measured compute times of all nonempty shards within memory.
-
-    Args:
-        measured: placements measured on one kind of hardware.
-        seed: seed of the split into fitted and held-out shards.
 
     Raises:
         BadInput: if there are fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware or optimizers.
@@ -201,7 +197,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
             f"{num_different}. Measure more placements."
         )
     # Repeated measurements of a shard are in the same half: a fitted shard must not judge the fit.
-    fitted_N = np.random.default_rng(seed).permutation(shards.group_N.max() + 1)[shards.group_N] % 2 == 0
+    fitted_N = np.random.default_rng(0).permutation(shards.group_N.max() + 1)[shards.group_N] % 2 == 0
     fitted, held_out = shards.select(fitted_N), shards.select(~fitted_N)
 
     result, at_bound = fit_constants(profile, [fitted])
