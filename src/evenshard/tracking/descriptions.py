@@ -94,7 +94,9 @@ def version_description(client: Any, name: str, run_id: str, model_id: str, tags
         made = f"- made by {_run_link(run.info.run_name, experiment, run_id)}"
         lines.append(made + (f" of {_run_link('its loop', experiment, parent_id)}" if parent_id else ""))
         lines.append(f"- files: {_link(model_id, f'#/experiments/{experiment}/models/{model_id}')}")
-        texts = [_costs_link(experiment, sha256) for sha256 in costs]
+        page = f"#/experiments/{experiment}/runs?searchFilter="
+        terms = {sha256: quote(f"tags.`{COSTS_SHA256}` LIKE '%{sha256}%'", safe="") for sha256 in costs}
+        texts = [_link(sha256[:12], f"{page}{term}") for sha256, term in terms.items()]
     return _note([*lines, *([f"- trained on cost datasets: {', '.join(texts)}"] if texts else [])])
 
 
@@ -108,11 +110,6 @@ def _note(lines: Iterable[str]) -> str:
 
 def _run_link(text: str, experiment: str, run_id: str) -> str:
     return _link(text, f"#/experiments/{experiment}/runs/{run_id}")
-
-
-def _costs_link(experiment: str, sha256: str) -> str:
-    search = quote(f"tags.`{COSTS_SHA256}` LIKE '%{sha256}%'", safe="")
-    return _link(sha256[:12], f"#/experiments/{experiment}/runs?searchFilter={search}")
 
 
 def _link(text: str, address: str) -> str:

@@ -36,7 +36,6 @@ WEIGHTS_SHA256 = "evenshard.weights_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
 DEVICE_ERROR = "evenshard.device_error"
-PROGRAM = "evenshard"
 # MLflow limits a digest to this length; a tag has the whole hash.
 DIGEST_LENGTH = 36
 _LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
@@ -132,7 +131,7 @@ def _libraries() -> str:
 def _source() -> dict[str, str]:
     """Return program and user as MLflow's tags; omit a user without a name, as in a container."""
     program = Path(sys.argv[0]).name
-    tags = {"mlflow.source.name": PROGRAM if program in ("", "-c", "-m", "__main__.py") else program}
+    tags = {"mlflow.source.name": "evenshard" if program in ("", "-c", "-m", "__main__.py") else program}
     tags["mlflow.source.type"] = "LOCAL"
     with suppress(OSError, KeyError):
         tags["mlflow.user"] = getuser()

@@ -164,8 +164,7 @@ def _share_like(value: float, quantiles: Sequence[float]) -> float:
     """Return the share of training tables within ``SIMILAR_FACTOR`` of a value, interpolated between quantiles."""
     logs = np.log(np.maximum(quantiles, 1e-9))  # a quantity may be 0
     ends = np.log(max(value, 1e-9)) + np.log(SIMILAR_FACTOR) * np.array([-1.0, 1.0])
-    below, above = _share_below(ends[0], logs, "left"), _share_below(ends[1], logs, "right")
-    return above - below
+    return _share_below(ends[1], logs, "right") - _share_below(ends[0], logs, "left")
 
 
 def _share_below(log_value: float, logs: np.ndarray, side: str) -> float:

@@ -86,7 +86,11 @@ def watch(
     if difference.renaming is not None:
         new = rename_devices(new, difference.renaming.new_names, model)
         difference = diff(old, new, model, config.link_gb_s)
-    difference = _scale_times(difference, scale)
+    times = difference.times
+    names = ("old_ms", "new_ms", "saves_ms", "saves_low_ms", "saves_high_ms", "lower_bound_ms")
+    scaled = replace(times, **{name: getattr(times, name) * scale for name in names})
+    scaled = replace(scaled, predicted_by=f"{times.predicted_by}, scaled to the traces")
+    difference = replace(difference, times=scaled)
     paid = payback(difference, new, config.steps, model, config.link_gb_s, config.restart_minutes)
     pays = paid is not None and (paid.gained_low_seconds if config.surely else paid.gained_seconds) > 0
     pays = pays and bool(difference.moves)
@@ -142,13 +146,6 @@ def _observe(
         problem = str(error)
     assert comparison is not None  # because of the current placement
     return observation, comparison, problem
-
-
-def _scale_times(difference: Difference, scale: float) -> Difference:
-    times = difference.times
-    names = ("old_ms", "new_ms", "saves_ms", "saves_low_ms", "saves_high_ms", "lower_bound_ms")
-    scaled = replace(times, **{name: getattr(times, name) * scale for name in names})
-    return replace(difference, times=replace(scaled, predicted_by=f"{times.predicted_by}, scaled to the traces"))
 
 
 def print_watched(watched: Watched, file: TextIO | None = None) -> None:
