@@ -164,7 +164,9 @@ class CollectiveHardware(TimedHardware):
             if finding.problem in (process_group.INPUT_REFUSED, process_group.MEASURING_FAILED):
                 kind = BadInput if finding.problem == process_group.INPUT_REFUSED else MeasurementFailed
                 raise kind(f"rank {rank} cannot measure {what}: {finding.reason}")
-        self._kernel_s += _kernel_s([finding.steps for finding in findings])
+        together = zip(*(finding.steps for finding in findings if finding.steps), strict=True)
+        slowest_ms = (max(getattr(step, phase) for step in steps) for steps in together for phase in TIMED_PHASES)
+        self._kernel_s += float(sum(slowest_ms)) / 1e3
         return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
     def run_on_all(self, job: jobs.RankJob, during: str) -> list[Any]:
@@ -273,13 +275,6 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
         DeviceCost.out_of_memory() if finding.problem == OUT_OF_MEMORY else device_cost(steps)
         for finding, steps in zip(findings, timed, strict=True)
     )
-
-
-def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
-    """Add up the slowest rank's time of each timed phase, over phases and steps, s."""
-    together = zip(*filter(None, steps_of_ranks), strict=True)
-    slowest_ms = [max(getattr(step, phase) for step in steps) for steps in together for phase in TIMED_PHASES]
-    return float(sum(slowest_ms)) / 1e3
 
 
 def serve(config: MeasureConfig, kinds: jobs.Kinds = jobs.JOBS) -> None:
