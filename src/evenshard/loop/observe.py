@@ -303,7 +303,14 @@ def _device_cost(rank: RankTimes) -> DeviceCost:
 def observation_text(observation: ObservedTraining, comparison: ObservedAndPredicted | None) -> str:
     """Format the observed times and their comparison with predictions for a terminal."""
     heads = [*_HEADS, "other collectives", "waiting", "step, ms"]
-    lines = [_title(observation), text_table([heads, *map(_row, observation.ranks)], ">", "  ")]
+    ranks, num_steps = observation.ranks, observation.ranks[0].num_steps
+    given = f"{len(ranks)} of {observation.world_size} ranks" if observation.world_size > 1 else "1 rank"
+    kinds = ", ".join(dict.fromkeys(rank.gpu or "CPU" for rank in ranks))
+    lines = [
+        f"{given} on {kinds}, {observation.step_ms:.2f} ms per step. Times in ms (share of the step), medians of "
+        f"{num_steps} step{'s' * (num_steps > 1)}:",
+        text_table([heads, *map(_row, ranks)], ">", "  "),
+    ]
     if (last := observation.waits_for) is not None:
         waiting = {rank.rank: rank.all_waiting_ms or 0.0 for rank in observation.ranks}
         others = fmean(ms for rank, ms in waiting.items() if rank != last)
@@ -329,16 +336,6 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
     if comparison is not None:
         lines += _comparison_lines(observation, comparison)
     return "\n".join(printable(line) for line in "\n".join(lines).splitlines())  # names come from files
-
-
-def _title(observation: ObservedTraining) -> str:
-    ranks, first = observation.ranks, observation.ranks[0]
-    given = f"{len(ranks)} of {observation.world_size} ranks" if observation.world_size > 1 else "1 rank"
-    kinds = ", ".join(dict.fromkeys(rank.gpu or "CPU" for rank in ranks))
-    return (
-        f"{given} on {kinds}, {observation.step_ms:.2f} ms per step. Times in ms (share of the step), medians of "
-        f"{first.num_steps} step{'s' * (first.num_steps > 1)}:"
-    )
 
 
 def _row(rank: RankTimes) -> list[str]:

@@ -156,7 +156,13 @@ def _read_placement(path: Path, numbered: _NumberedRows, by_name: Mapping[str, T
     tables = tuple(table for table in by_name.values() if table.name in named)
     try:
         if _has_parts(rows, by_name):
-            task = _task_of_parts(first, tables)
+            num_devices, link = first["num_devices"], first["link"]
+            machine = Nodes(num_devices, first["devices_per_node"], intra=link, inter=link)
+            if problem := machine.problem():
+                raise BadConfig(problem)
+            caps = (first["memory_cap_bytes"],) * num_devices
+            of_step = (first["batch_size"], first["optimizer"])
+            task = ShardingTask(tables, machine, caps, *of_step, task_id=first["task_id"])
             parts = tuple(replace(part, devices=tuple(devices)) for part, devices in devices_of.items())
             parts_by_table(task, parts)
         else:
@@ -172,15 +178,6 @@ def _read_placement(path: Path, numbered: _NumberedRows, by_name: Mapping[str, T
     cost = costs.PlacementCost(tuple(map(_device_cost, rows)), first["all_to_all"])
     provenance = costs.Provenance(**{name: first[name] for name in costs.Provenance.__dataclass_fields__})
     return costs.MeasuredPlacement(*of_job, cost, provenance, first["measured_at"])
-
-
-def _task_of_parts(row: Mapping[str, Any], tables: tuple[Table, ...]) -> ShardingTask:
-    num_devices, link = row["num_devices"], row["link"]
-    machine = Nodes(num_devices, row["devices_per_node"], intra=link, inter=link)
-    if problem := machine.problem():
-        raise BadConfig(problem)
-    caps = (row["memory_cap_bytes"],) * num_devices
-    return ShardingTask(tables, machine, caps, row["batch_size"], row["optimizer"], task_id=row["task_id"])
 
 
 def _check_rows(path: Path, numbered: _NumberedRows) -> list[dict[str, Any]]:
