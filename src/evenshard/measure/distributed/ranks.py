@@ -153,7 +153,12 @@ class Ranks:
             watch.mark()
             run()
             watch.mark()
-            self._wait_for_device()
+            if self.device.type == "cuda":  # wait until the timeout: a collective with a lost rank never completes
+                stream = torch.cuda.current_stream(self.device)
+                deadline = time.monotonic() + self._timeout_s
+                while not stream.query():
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(f"{self.backend} did not finish a collective within {self._timeout_s:g} s")
         return watch.laps_ms()[0]
 
     def all_to_all(
@@ -193,16 +198,6 @@ class Ranks:
             everyones = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
             dist.gather(padded, everyones)
         return [bytes(sent[:size].numpy()) for sent, size in zip(everyones or [], lengths, strict=False)]
-
-    def _wait_for_device(self) -> None:
-        """Wait for queued work until the timeout, because a collective with a lost rank never completes."""
-        if self.device.type != "cuda":
-            return
-        stream = torch.cuda.current_stream(self.device)
-        deadline = time.monotonic() + self._timeout_s
-        while not stream.query():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.backend} did not finish a collective within {self._timeout_s:g} s")
 
     @contextmanager
     def _detect_lost_peer(self) -> Iterator[None]:
