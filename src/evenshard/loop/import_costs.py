@@ -73,7 +73,12 @@ def read_shards(
     records = records_in(path, read_csv, "shard", if_none, "Split the file.")
     of_shards, of_tables = _split(columns or {}, records[0])
     records = [{name: each[old] for old in each if (name := of_shards.get(old, old))} for each in records]
-    _check_columns(path, records[0])
+    for column in records[0]:
+        if column not in _SHARD_COLUMNS:
+            raise BadFile(path, f"unknown column {brief(column)}", _REMEDY)
+    for needed in (_TABLES, _TIME):
+        if needed not in records[0]:
+            raise BadFile(path, f"column {needed!r} is missing", _REMEDY)
     numbered = load_numbered_tables(tables, _DIMS in records[0], of_tables or None)
     pool = [replace(table, weight_bits=config.weight_bits) for table in numbered]
     return tuple(
@@ -90,15 +95,6 @@ def _split(columns: Mapping[str, str], record: Mapping[str, str]) -> tuple[dict[
     if missing is not None:
         raise BadConfig(f"--columns renames {brief(missing)}, but the shard file only has {', '.join(record)}.")
     return of_shards, {theirs: ours for theirs, ours in columns.items() if theirs not in of_shards}
-
-
-def _check_columns(path: Path, record: dict[str, str]) -> None:
-    for column in record:
-        if column not in _SHARD_COLUMNS:
-            raise BadFile(path, f"unknown column {brief(column)}", _REMEDY)
-    for needed in (_TABLES, _TIME):
-        if needed not in record:
-            raise BadFile(path, f"column {needed!r} is missing", _REMEDY)
 
 
 def _shard(path: Path, number: int, record: dict[str, str], pool: Sequence[Table]) -> tuple[Table, ...]:
