@@ -19,7 +19,7 @@ from evenshard.base.errors import BadConfig
 from evenshard.base.outputs import File, FilesInside, write_text
 from evenshard.cli import run_command
 from evenshard.cli.arguments import HARDWARE_NAME, Commands, OneLineParser, at_least, output_flag
-from evenshard.tracking import study_run
+from evenshard.tracking import stage_run
 
 
 def _study(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -40,7 +40,7 @@ def _study(args: argparse.Namespace) -> Mapping[str, Any]:
         fresh=args.fresh,
     )
     flags = {key: value for key, value in vars(args).items() if key not in ("call", "command")}
-    with study_run(f"bench_{args.study}", flags) as run:
+    with stage_run(f"bench_{args.study}", None, flags) as run:
         study = run_study(config)
         write_text(args.json, json.dumps(study, indent=1, allow_nan=False) + "\n")
         write_text(report, markdown(study, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])))

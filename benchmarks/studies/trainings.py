@@ -6,7 +6,7 @@ The stages run the same rounds through files, one process per step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from evenshard.base.errors import InfeasibleTask
-from evenshard.measure.hardware import Hardware, Measure
+from evenshard.measure.hardware import Hardware
 from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.task import ShardingTask, distinct_tables
 from evenshard.placement.tasks import sample_shards
-from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
+from evenshard.price.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.sharders.autoshard import fit as autoshard_fit
 from evenshard.sharders.autoshard.env import AutoShardCostNet
 from evenshard.sharders.autoshard.fit import ImpalaConfig
@@ -35,6 +35,7 @@ from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.simple import random_placement
 from evenshard.sharders.training import FitConfig
 
+Measure = Callable[[Sequence[tuple[ShardingTask, Placement]]], Sequence[PlacementCost]]
 log = logging.getLogger(__name__)
 
 # DreamShard (NeurIPS 2022, Algorithm 1): measure, fit the cost network, train the policy ------------------------------

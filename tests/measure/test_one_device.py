@@ -118,7 +118,7 @@ def test_a_shard_is_tried_again_once_with_all_memory_free(monkeypatch: pytest.Mo
         blocks.append(weakref.ref(held))
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(hardware._kernels, "_load", load)
+    monkeypatch.setattr(hardware._kernels, "operator", load)
     freed = []
     monkeypatch.setattr(hardware._kernels, "free", lambda: freed.append(sum(block() is not None for block in blocks)))
     assert cost_alone(hardware, SHARD[0]) == DeviceCost.out_of_memory()
@@ -129,14 +129,14 @@ def test_a_shard_that_fits_once_the_memory_is_free_is_measured(monkeypatch: pyte
     hardware = cpu()
     cost_alone(hardware, SHARD[1])
     borrowed = hardware._kernels._weights
-    really = hardware._kernels._load
+    really = hardware._kernels.operator
 
     def load(*arguments: Any) -> Any:
         if hardware._kernels._weights is borrowed:
             raise MemoryError
         return really(*arguments)
 
-    monkeypatch.setattr(hardware._kernels, "_load", load)
+    monkeypatch.setattr(hardware._kernels, "operator", load)
     assert cost_alone(hardware, SHARD[0]).fwd_compute_ms > 0
     hardware.close()
     assert hardware._kernels._weights._block.numel() == 0

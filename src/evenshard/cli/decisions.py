@@ -27,7 +27,7 @@ def _promote(args: argparse.Namespace) -> int:
     from evenshard.loop.decisions import promote
     from evenshard.measure.distributed import collective
     from evenshard.sharders.cost_model.sharder import SearchConfig
-    from evenshard.tracking import log_backlog, study_run
+    from evenshard.tracking import log_backlog, stage_run
     from evenshard.tracking.pyfunc import build_serving_code
     from evenshard.tracking.tags import PARAMS_HASH
 
@@ -41,7 +41,8 @@ def _promote(args: argparse.Namespace) -> int:
     log_backlog(build_serving_code)  # registers models that MLflow missed; one of them may be the newest version
     inputs = PromoteInputs(**arguments.flag_values(args, PromoteInputs))
     done = promote.promote(inputs, args.out, measure, search, Lineage.current(params))
-    with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
+    settings = {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}
+    with stage_run("promote", None, settings) as run:
         run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
         run.tags({PARAMS_HASH: params_hash(params)})
         if done.decision is not None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,10 @@ def run_in_pod(name: str, **arguments: Any) -> None:
     settings = stage.settings(sections, overrides)
     inputs, outputs = _inputs(stage, arguments), _outputs(stage, arguments)
     params = {section: asdict(values) for section, values in settings.items()}
-    with carry_backlog(*_artifacts(stage, arguments)), _with_journal(stage, inputs, arguments) as inputs:
+    output = next(iter(_written(stage, arguments).values()))
+    outliving = keep_journal(stage.run_name(inputs), str(output.uri)) if stage.measures else nullcontext()
+    with carry_backlog(*_artifacts(stage, arguments)), outliving as journal:
+        inputs = replace(inputs, journal=journal) if stage.measures else inputs
         if num_gpus := arguments.get(component.NUM_GPUS, 0):
             metrics = with_retries(_run_command)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
         else:
@@ -64,17 +67,6 @@ def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
         if path is not None:
             values[name] = round_costs(path) if is_accumulated(name) else _file_in(path, name)
     return stage.inputs(**values)
-
-
-@contextmanager
-def _with_journal(stage: Stage, inputs: Any, arguments: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the inputs of a stage, with a journal that outlives this pod if the stage measures."""
-    if not stage.measures:
-        yield inputs
-        return
-    output = next(iter(_written(stage, arguments).values()))
-    with keep_journal(stage.run_name(inputs), str(output.uri)) as journal:
-        yield replace(inputs, journal=journal)
 
 
 def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:

@@ -241,7 +241,6 @@ class Remote:
             raise self._explain(error, what) from None
 
     def _explain(self, error: Exception, what: str) -> EvenshardError:
-        """Convert an error of the SDK to the exception to raise."""
         from kfp_server_api import ApiException
         from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 

@@ -110,24 +110,20 @@ def _explain(state: str, said: str, seen: RunReport) -> str:
 def _query_once(run_id: str) -> RunReport:
     address = os.environ.get(API) or DEFAULT_API
     try:
-        return _summarize_run(_get_run(address, run_id))
+        from kfp_server_api import ApiClient, Configuration, RunServiceApi
+
+        settings = Configuration(host=address.rstrip("/"))
+        settings.retries = False
+        if token := _token():
+            settings.api_key, settings.api_key_prefix = {"authorization": token}, {"authorization": "Bearer"}
+        run = RunServiceApi(ApiClient(settings)).run_service_get_run(run_id, _request_timeout=TIMEOUT_S)
+        if run.state is None:
+            raise ValueError("no state in the answer")
+        return _summarize_run(run)
     except Exception as error:  # the API is down or missing; kfp_server_api has its own exceptions
         status = getattr(error, "status", None)
         said = f"{status} {getattr(error, 'reason', '')}" if status else reason_of(error)
     return RunReport(problem=f"{address} did not return the state of the run: {said}")
-
-
-def _get_run(address: str, run_id: str) -> Any:
-    from kfp_server_api import ApiClient, Configuration, RunServiceApi
-
-    settings = Configuration(host=address.rstrip("/"))
-    settings.retries = False
-    if token := _token():
-        settings.api_key, settings.api_key_prefix = {"authorization": token}, {"authorization": "Bearer"}
-    run = RunServiceApi(ApiClient(settings)).run_service_get_run(run_id, _request_timeout=TIMEOUT_S)
-    if run.state is None:
-        raise ValueError("no state in the answer")
-    return run
 
 
 def _summarize_run(run: Any) -> RunReport:

@@ -119,7 +119,9 @@ class RunStatus:
 def status_of(run: Any, namespace: str, url: str) -> RunStatus:
     """Convert the API's description of a run to a status, without Kubernetes' reasons for the states of pods."""
     details = getattr(run.run_details, "task_details", None) or []
-    state = "CANCELED" if was_stopped(run) else str(run.state or PENDING)
+    before = [past.state for past in run.state_history or () if past.state not in (None, run.state)]
+    was_stopped = run.state == FAILED and before[-1:] == ["CANCELING"]  # through the API, and not retried
+    state = "CANCELED" if was_stopped else str(run.state or PENDING)
     return RunStatus(
         run_id=str(run.run_id),
         name=str(run.display_name),
@@ -184,12 +186,6 @@ def find_record_end(details: Sequence[Any], finished_at: datetime | None, now: d
     if finished_at is not None and any(node.state in OPEN for node in details):
         events.append(finished_at)
     return last if any(last < time < now - RECORDED_WITHIN for time in events) else None
-
-
-def was_stopped(run: Any) -> bool:
-    """Return True if a run was terminated through the API and not retried."""
-    before = [past.state for past in run.state_history or () if past.state not in (None, run.state)]
-    return run.state == FAILED and before[-1:] == ["CANCELING"]
 
 
 def summarize_progress(status: RunStatus) -> str:

@@ -15,7 +15,7 @@ from evenshard.base.errors import BadFile, MeasurementFailed, require
 from evenshard.base.installation import require_package
 from evenshard.base.provenance import Lineage
 from evenshard.loop.loop import BenchmarkConfig, BenchmarkInputs, BenchmarkOutputs
-from evenshard.loop.propose import Proposers, mix_controls, placement_jobs, select_part, shard_jobs, sharding_jobs
+from evenshard.loop.propose import Proposers, placement_jobs, select_part, shard_jobs, sharding_jobs
 from evenshard.loop.stage import Outcome
 from evenshard.measure.campaign import Job, load_measured, measure_jobs
 from evenshard.measure.config import MeasureConfig
@@ -102,7 +102,7 @@ def _plan_jobs(
         inputs.round,
         config.seed,
     )
-    whole = select_part(jobs, inputs.part, inputs.num_parts, partial(mix_controls, tasks=tasks, measure=measure))
+    whole = select_part(jobs, inputs.part, inputs.num_parts, tasks, measure)
     return whole, sharded[inputs.part - 1 :: inputs.num_parts]
 
 

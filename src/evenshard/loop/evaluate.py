@@ -147,9 +147,8 @@ def _measure_single_tables(
         for task in tables.values()
     ]
     log.info("measuring %d test tables one at a time for single_cost_greedy", len(jobs))
-    once = replace(measure, visits=1)
     show = partial(progress, description="single tables")
-    measured = measure_jobs(hardware, jobs, once, journal, track=show)
+    measured = measure_jobs(hardware, jobs, replace(measure, visits=1), journal, track=show)
     return {name: placement.cost.max_device_ms for name, placement in zip(tables, measured, strict=True)}
 
 

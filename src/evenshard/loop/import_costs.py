@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from evenshard.base.errors import BadConfig, BadFile, require
@@ -72,7 +73,12 @@ def read_shards(
     records = records_in(path, read_csv, "shard", if_none, "Split the file.")
     of_shards, of_tables = _split(columns or {}, records[0])
     records = [{name: each[old] for old in each if (name := of_shards.get(old, old))} for each in records]
-    _check_columns(path, records[0])
+    for column in records[0]:
+        if column not in _SHARD_COLUMNS:
+            raise BadFile(path, f"unknown column {brief(column)}", _REMEDY)
+    for needed in (_TABLES, _TIME):
+        if needed not in records[0]:
+            raise BadFile(path, f"column {needed!r} is missing", _REMEDY)
     numbered = load_numbered_tables(tables, _DIMS in records[0], of_tables or None)
     pool = [replace(table, weight_bits=config.weight_bits) for table in numbered]
     return tuple(
@@ -89,15 +95,6 @@ def _split(columns: Mapping[str, str], record: Mapping[str, str]) -> tuple[dict[
     if missing is not None:
         raise BadConfig(f"--columns renames {brief(missing)}, but the shard file only has {', '.join(record)}.")
     return of_shards, {theirs: ours for theirs, ours in columns.items() if theirs not in of_shards}
-
-
-def _check_columns(path: Path, record: dict[str, str]) -> None:
-    for column in record:
-        if column not in _SHARD_COLUMNS:
-            raise BadFile(path, f"unknown column {brief(column)}", _REMEDY)
-    for needed in (_TABLES, _TIME):
-        if needed not in record:
-            raise BadFile(path, f"column {needed!r} is missing", _REMEDY)
 
 
 def _shard(path: Path, number: int, record: dict[str, str], pool: Sequence[Table]) -> tuple[Table, ...]:
@@ -174,7 +171,11 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
             raise BadFile(path, "holds no measurement", "Measure this part again.")
     first, part_of = read_lineage(parts[0]), dict[str, int]()
     for number, (path, rows) in enumerate(zip(parts, found, strict=True)):
-        _check_alike(path, [{name: row[name] for name in _COMMON_COLUMNS} for row in (found[0][0], *rows)])
+        for row, name in product(rows, _COMMON_COLUMNS):
+            if row[name] != found[0][0][name]:
+                values = f"{brief(row[name], 300)}, but {brief(found[0][0][name], 300)} in the first part"
+                remedy = "Measure all parts of a round with the same settings, on the same kind of device."
+                raise BadFile(path, f"{name} is {values}", remedy)
         lineage = read_lineage(path)
         for name in ("params_hash", "evenshard_version"):
             if lineage.get(name) != first.get(name):
@@ -189,13 +190,3 @@ def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
     save_rows(merged, first, costs)
     log.info("%d placements from %d parts", len(part_of), len(found))
     return {"num_placements": float(len(part_of)), "num_parts": float(len(found))}
-
-
-def _check_alike(path: Path, of_rows: list[dict[str, str]]) -> None:
-    for found in of_rows:
-        for name in _COMMON_COLUMNS:
-            if found[name] != of_rows[0][name]:
-                problem = f"{name} is {brief(found[name], 300)}, but {brief(of_rows[0][name], 300)} in the first part"
-                raise BadFile(
-                    path, problem, "Measure all parts of a round with the same settings, on the same kind of device."
-                )

@@ -64,8 +64,6 @@ class ObservedAndPredicted:
 
 @dataclass(frozen=True)
 class _TrainingPlacement:
-    """Placement of a training run, and the comparison of its observed and predicted times."""
-
     request: PlacementRequest
     parts: tuple[TablePart, ...]
     known: bool  # True if the run is known to use these parts
@@ -305,8 +303,23 @@ def _device_cost(rank: RankTimes) -> DeviceCost:
 def observation_text(observation: ObservedTraining, comparison: ObservedAndPredicted | None) -> str:
     """Format the observed times and their comparison with predictions for a terminal."""
     heads = [*_HEADS, "other collectives", "waiting", "step, ms"]
-    lines = [_title(observation), text_table([heads, *map(_row, observation.ranks)], ">", "  ")]
-    lines += _waiting_lines(observation)
+    ranks, num_steps = observation.ranks, observation.ranks[0].num_steps
+    given = f"{len(ranks)} of {observation.world_size} ranks" if observation.world_size > 1 else "1 rank"
+    kinds = ", ".join(dict.fromkeys(rank.gpu or "CPU" for rank in ranks))
+    lines = [
+        f"{given} on {kinds}, {observation.step_ms:.2f} ms per step. Times in ms (share of the step), medians of "
+        f"{num_steps} step{'s' * (num_steps > 1)}:",
+        text_table([heads, *map(_row, ranks)], ">", "  "),
+    ]
+    if (last := observation.waits_for) is not None:
+        waiting = {rank.rank: rank.all_waiting_ms or 0.0 for rank in observation.ranks}
+        others = fmean(ms for rank, ms in waiting.items() if rank != last)
+        slowest = max(observation.ranks, key=lambda rank: rank.compute_ms)
+        lines.append(
+            f"The step waits for rank {last}, which waits {waiting[last]:.3f} ms; the other ranks wait {others:.3f} ms "
+            f"on average. Rank {slowest.rank} has the slowest embedding tables: {slowest.compute_ms:.3f} ms for "
+            "forward and backward."
+        )
     if (balance := observation.balance) is not None:
         share = balance.total_ms / observation.step_ms
         lines.append(
@@ -325,16 +338,6 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
     return "\n".join(printable(line) for line in "\n".join(lines).splitlines())  # names come from files
 
 
-def _title(observation: ObservedTraining) -> str:
-    ranks, first = observation.ranks, observation.ranks[0]
-    given = f"{len(ranks)} of {observation.world_size} ranks" if observation.world_size > 1 else "1 rank"
-    kinds = ", ".join(dict.fromkeys(rank.gpu or "CPU" for rank in ranks))
-    return (
-        f"{given} on {kinds}, {observation.step_ms:.2f} ms per step. Times in ms (share of the step), medians of "
-        f"{first.num_steps} step{'s' * (first.num_steps > 1)}:"
-    )
-
-
 def _row(rank: RankTimes) -> list[str]:
     cells = [_share(ms, rank.step_ms) for ms in (*rank.phases_ms, rank.exchange_ms["other"])]
     if rank.num_tables == 0:
@@ -350,20 +353,6 @@ def _share(time_ms: float | None, step_ms: float) -> str:
 
 def _time(time_ms: float | None) -> str:
     return NOT_SEEN if time_ms is None else f"{time_ms:.3f} ms"
-
-
-def _waiting_lines(observation: ObservedTraining) -> list[str]:
-    waiting = {rank.rank: rank.all_waiting_ms or 0.0 for rank in observation.ranks}
-    last = observation.waits_for
-    if last is None:
-        return []
-    others = fmean(ms for rank, ms in waiting.items() if rank != last)
-    slowest = max(observation.ranks, key=lambda rank: rank.compute_ms)
-    return [
-        f"The step waits for rank {last}, which waits {waiting[last]:.3f} ms; the other ranks wait {others:.3f} ms on "
-        f"average. Rank {slowest.rank} has the slowest embedding tables: {slowest.compute_ms:.3f} ms for forward and "
-        "backward."
-    ]
 
 
 def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPredicted) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,6 @@ from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.torchrec_step import ShardedJob
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement, place_on_one_device
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
@@ -88,13 +88,19 @@ def placement_jobs(
         sampled = proposers.policy.sample(chosen, torch.Generator().manual_seed(seed * 1000 + round_number))
         proposed = [(placement, proposers.policy.name) for placement in sampled]
     proposed = _replace_searched(chosen, proposed, proposers, seed * 1000 + round_number)
-    proposals = list(_fill_with_random(chosen, proposed, rng))
-    if not proposals:
+    jobs: list[Job] = []
+    for task, (placement, proposed_by) in zip(chosen, proposed, strict=True):
+        if placement is None:
+            try:
+                placement, proposed_by = random_placement(task, rng), "random"
+            except InfeasibleTask as error:
+                log.warning("skipped: %s", error)
+                continue
+        name, parts = f"round{round_number}-{len(jobs):05d}", placement.parts(task.tables)
+        jobs.append(Job(name, task, parts, round_number, proposed_by, str(len(jobs))))
+    if not jobs:
         raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
-    return [
-        Job(f"round{round_number}-{number:05d}", task, parts, round_number, proposed_by, str(number))
-        for number, (task, parts, proposed_by) in enumerate(proposals)
-    ]
+    return jobs
 
 
 def _replace_searched(
@@ -112,34 +118,14 @@ def _replace_searched(
         if not proposers.searches(number):
             continue
         if task.task_id not in found:
-            found[task.task_id] = _candidates(sharder, task)
+            found[task.task_id] = ()  # for an infeasible task
+            with suppress(InfeasibleTask), one_thread():
+                found[task.task_id] = sharder.search(task).candidates  # lowest predicted cost first
         rank = asked[task.task_id]
         asked[task.task_id] += 1
         if rank < len(found[task.task_id]):
             mixed[number] = (found[task.task_id][rank], sharder.name)
     return mixed
-
-
-def _candidates(sharder: EvenshardSharder, task: ShardingTask) -> Sequence[Placement]:
-    """Search for placements of a task, lowest predicted cost first; none if the task is infeasible."""
-    try:
-        with one_thread():
-            return sharder.search(task).candidates
-    except InfeasibleTask:
-        return ()
-
-
-def _fill_with_random(
-    tasks: Sequence[ShardingTask], proposed: Sequence[tuple[Placement | None, str]], rng: np.random.Generator
-) -> Iterator[tuple[ShardingTask, tuple[TablePart, ...], str]]:
-    for task, (placement, who) in zip(tasks, proposed, strict=True):
-        if placement is not None:
-            yield task, placement.parts(task.tables), who
-            continue
-        try:
-            yield task, random_placement(task, rng).parts(task.tables), "random"
-        except InfeasibleTask as error:
-            log.warning("skipped: %s", error)
 
 
 def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_number: int, seed: int) -> list[Job]:
@@ -188,26 +174,22 @@ def sharding_jobs(
 
 
 def select_part(
-    jobs: Sequence[Job], part: int, num_parts: int, insert_controls: Callable[[Sequence[Job]], list[Job]]
+    jobs: Sequence[Job], part: int, num_parts: int, tasks: Sequence[ShardingTask], measure: MeasureConfig
 ) -> list[Job]:
-    """Return one part of a round (every ``num_parts``-th job), with control placements inserted.
-
-    Args:
-        part: number of the part, from 1.
-        insert_controls: function that inserts controls into jobs.
+    """Return one part of a round (every ``num_parts``-th job, from job ``part``), with ``mix_controls``.
 
     Raises:
         BadConfig: if there are more parts than jobs.
     """
     if num_parts == 1:
-        return insert_controls(jobs)
+        return mix_controls(jobs, tasks, measure)
     require(
         num_parts <= len(jobs),
         f"num_parts is {num_parts}, but the round has {len(jobs)} placements and shards. Set at most {len(jobs)}.",
     )
     return [
         replace(job, measurement_id=f"part{part}-{job.measurement_id}") if job.proposed_by == CONTROL else job
-        for job in insert_controls(jobs[part - 1 :: num_parts])
+        for job in mix_controls(jobs[part - 1 :: num_parts], tasks, measure)
     ]
 
 

@@ -83,15 +83,6 @@ class Interval:
         return Interval.of_difference(own, base, 100 / fmean(base))
 
 
-def judge_difference(difference_pct: Interval, noise_pct: float) -> str:
-    """Return "faster", "slower" or "not separable"; a mean difference below the noise counts as equal."""
-    if abs(difference_pct.mean) < noise_pct:
-        return "equal (within the noise)"
-    if difference_pct.high < 0:
-        return "faster"
-    return "slower" if difference_pct.low > 0 else "not separable"
-
-
 def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
     """Return the positions of the tasks that every sharder could place.
 
@@ -123,10 +114,14 @@ class Standing:
         """Describe the difference from the best heuristic in words."""
         if self.is_best_heuristic:
             return "the best heuristic"
-        if math.isnan(self.against_best_pct.mean):
+        difference_pct = self.against_best_pct
+        if math.isnan(difference_pct.mean):
             return "no task that all could place"
-        verdict = judge_difference(self.against_best_pct, self.noise_pct)
-        return "not separable from it" if verdict == "not separable" else verdict
+        if abs(difference_pct.mean) < self.noise_pct:
+            return "equal (within the noise)"
+        if difference_pct.high < 0:
+            return "faster"
+        return "slower" if difference_pct.low > 0 else "not separable from it"
 
 
 def standings(results: Sequence[Result], noise: Noise = UNKNOWN_NOISE) -> list[Standing]:

@@ -70,8 +70,7 @@ def _require(
     measured: Sequence[MeasuredPlacement], inputs: TrainCostInputs, remedy: str
 ) -> Sequence[MeasuredPlacement]:
     if not measured:
-        problem = "contains no placement that fits its devices"
-        raise BadFile(inputs.costs[-1], problem, remedy)
+        raise BadFile(inputs.costs[-1], "contains no placement that fits its devices", remedy)
     return measured
 
 

@@ -98,9 +98,16 @@ def measure_jobs(
         replace(hardware.provenance, repeats=config.repeats), {name: getattr(config, name) for name in MEANING}
     )
     deadline = time.monotonic() + budget_s if budget_s is not None else float("inf")
+    # A pass takes the groups (``Job.group``) in turn, and a group's jobs at random.
+    rng = np.random.default_rng(config.seed)
+    groups: dict[str, list[int]] = {}
+    for number, job in enumerate(jobs):
+        groups.setdefault(job.group, []).append(number)
     missing = [
         (visit, number)
-        for visit, number in _schedule(jobs, config)
+        for visit in range(config.visits)
+        for members in groups.values()
+        for number in rng.permutation(members).tolist()
         if journal.find(jobs[number].key, visit, origin) is None
     ]
     for visit, number in track(missing):
@@ -139,27 +146,10 @@ def load_measured(
                 problem = f"{found_devices}, but placement {job.measurement_id} has {job.task.num_devices}"
                 raise BadFile(journal.path, problem, "Remove the line of this visit.")
         if visits:
-            measured.append(_combine_visits(job, visits))
+            provenance = visits[0].origin.provenance
+            provenance = replace(provenance, repeats=provenance.repeats * len(visits))
+            of_job = (job.measurement_id, job.round, job.proposed_by, job.task, job.parts)
+            cost = costs.combine_visits([visit.cost for visit in visits])
+            measured_at = max(visit.measured_at for visit in visits)
+            measured.append(costs.MeasuredPlacement(*of_job, cost, provenance, measured_at))
     return measured
-
-
-def _combine_visits(job: Job, visits: Sequence[Visit]) -> costs.MeasuredPlacement:
-    provenance: costs.Provenance = visits[0].origin.provenance
-    provenance = replace(provenance, repeats=provenance.repeats * len(visits))
-    of_job = (job.measurement_id, job.round, job.proposed_by, job.task, job.parts)
-    cost = costs.combine_visits([visit.cost for visit in visits])
-    return costs.MeasuredPlacement(*of_job, cost, provenance, max(visit.measured_at for visit in visits))
-
-
-def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
-    """List (pass, job) in order: a pass takes the groups (``Job.group``) in turn, and a group's jobs at random."""
-    rng = np.random.default_rng(config.seed)
-    groups: dict[str, list[int]] = {}
-    for number, job in enumerate(jobs):
-        groups.setdefault(job.group, []).append(number)
-    return [
-        (visit, int(number))
-        for visit in range(config.visits)
-        for members in groups.values()
-        for number in rng.permutation(members)
-    ]

@@ -30,7 +30,12 @@ def save_costs(measured: Sequence[costs.MeasuredPlacement], path: Path, lineage:
 def rows_of(measured: costs.MeasuredPlacement) -> Iterable[dict[str, Any]]:
     """Yield the rows of a measured placement, one for each device."""
     task = measured.task
-    for device_id, names in enumerate(_list_tables(measured)):
+    by_name = {table.name: table for table in task.tables}
+    tables_of: list[list[str]] = [[] for _ in range(task.num_devices)]
+    for part in measured.parts:
+        for device_id in part.devices:
+            tables_of[device_id].append(part_table(part, by_name[part.table]).name)
+    for device_id, names in enumerate(tables_of):
         device = asdict(measured.cost.devices[device_id])
         times = {name: device[name] if device["status"] == costs.OK else None for name in device if name in TIMES}
         yield {
@@ -51,15 +56,6 @@ def rows_of(measured: costs.MeasuredPlacement) -> Iterable[dict[str, Any]]:
             **asdict(measured.provenance),
             "measured_at": measured.measured_at,
         }
-
-
-def _list_tables(measured: costs.MeasuredPlacement) -> list[list[str]]:
-    by_name = {table.name: table for table in measured.task.tables}
-    found: list[list[str]] = [[] for _ in range(measured.task.num_devices)]
-    for part in measured.parts:
-        for device in part.devices:
-            found[device].append(part_table(part, by_name[part.table]).name)
-    return found
 
 
 @blame_file
@@ -160,7 +156,13 @@ def _read_placement(path: Path, numbered: _NumberedRows, by_name: Mapping[str, T
     tables = tuple(table for table in by_name.values() if table.name in named)
     try:
         if _has_parts(rows, by_name):
-            task = _task_of_parts(first, tables)
+            num_devices, link = first["num_devices"], first["link"]
+            machine = Nodes(num_devices, first["devices_per_node"], intra=link, inter=link)
+            if problem := machine.problem():
+                raise BadConfig(problem)
+            caps = (first["memory_cap_bytes"],) * num_devices
+            of_step = (first["batch_size"], first["optimizer"])
+            task = ShardingTask(tables, machine, caps, *of_step, task_id=first["task_id"])
             parts = tuple(replace(part, devices=tuple(devices)) for part, devices in devices_of.items())
             parts_by_table(task, parts)
         else:
@@ -176,15 +178,6 @@ def _read_placement(path: Path, numbered: _NumberedRows, by_name: Mapping[str, T
     cost = costs.PlacementCost(tuple(map(_device_cost, rows)), first["all_to_all"])
     provenance = costs.Provenance(**{name: first[name] for name in costs.Provenance.__dataclass_fields__})
     return costs.MeasuredPlacement(*of_job, cost, provenance, first["measured_at"])
-
-
-def _task_of_parts(row: Mapping[str, Any], tables: tuple[Table, ...]) -> ShardingTask:
-    num_devices, link = row["num_devices"], row["link"]
-    machine = Nodes(num_devices, row["devices_per_node"], intra=link, inter=link)
-    if problem := machine.problem():
-        raise BadConfig(problem)
-    caps = (row["memory_cap_bytes"],) * num_devices
-    return ShardingTask(tables, machine, caps, row["batch_size"], row["optimizer"], task_id=row["task_id"])
 
 
 def _check_rows(path: Path, numbered: _NumberedRows) -> list[dict[str, Any]]:

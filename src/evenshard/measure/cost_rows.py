@@ -34,6 +34,10 @@ REMEDY = "Measure it again with `evenshard benchmark`."
 
 _ORIGINS = ("hardware", "driver", "versions")  # columns whose distinct values the lineage lists
 
+TIMES = (
+    *("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms"),
+    *("fwd_compute_spread_ms", "bwd_compute_spread_ms", "fwd_wait_ms", "input_dist_ms", "max_device_ms"),
+)
 # (type, unit) by name. A shard that does not fit has no times; a shard measured alone may have only max_device_ms.
 _TEXT, _WHOLE, _NUMBER, _TEXTS = "string", "int64", "float64", "list of string"
 COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -48,20 +52,8 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "device_id": (_WHOLE, ""),
     "tables": (_TEXTS, ""),
     "status": (_TEXT, ""),
-    "fwd_compute_ms": (_NUMBER, "ms"),
-    "fwd_all_to_all_ms": (_NUMBER, "ms"),
-    "bwd_all_to_all_ms": (_NUMBER, "ms"),
-    "bwd_compute_ms": (_NUMBER, "ms"),
-    "fwd_compute_spread_ms": (_NUMBER, "ms"),
-    "bwd_compute_spread_ms": (_NUMBER, "ms"),
-    "fwd_wait_ms": (_NUMBER, "ms"),
-    "input_dist_ms": (_NUMBER, "ms"),
-    "max_device_ms": (_NUMBER, "ms"),
-    "all_to_all": (_TEXT, ""),
-    "hardware": (_TEXT, ""),
-    "driver": (_TEXT, ""),
-    "versions": (_TEXT, ""),
-    "link": (_TEXT, ""),
+    **dict.fromkeys(TIMES, (_NUMBER, "ms")),
+    **dict.fromkeys(("all_to_all", *_ORIGINS, "link"), (_TEXT, "")),
     "seed": (_WHOLE, ""),
     "repeats": (_WHOLE, ""),
     "measured_at": (_NUMBER, "seconds since 1970-01-01 UTC"),
@@ -70,7 +62,6 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "optimizer": (_TEXT, ""),
 }
 _TYPES: Mapping[str, Any] = {_TEXT: str, _WHOLE: int, _NUMBER: float, _TEXTS: tuple[str, ...]}
-TIMES = tuple(name for name in COLUMNS if name.endswith("_ms"))
 _COMPUTE_TIMES = ("fwd_compute_ms", "bwd_compute_ms")
 _Row = make_dataclass(
     "_Row", [(name, _TYPES[kind] | None if name in TIMES else _TYPES[kind]) for name, (kind, _) in COLUMNS.items()]
@@ -88,7 +79,12 @@ def save_rows(rows: Sequence[dict[str, Any]], lineage: Mapping[str, Any], path: 
     import pyarrow.parquet as pq
 
     for row in rows:
-        if problem := _type_problem(row) or _row_problem(row):
+        try:
+            record_of(_Row, row)
+            problem = _row_problem(row)
+        except ValueError as error:  # a value whose type does not match its column
+            problem = str(error)
+        if problem:
             where = f"{brief(row['measurement_id'])}, device {row['device_id']}"
             raise MeasurementFailed(f"{path} was not written: in {where}, {problem}. Measure again.")
     origin = {**lineage, **{name: sorted({row[name] for row in rows}) for name in _ORIGINS}}
@@ -186,15 +182,6 @@ def _parse_lineage(path: Path, schema: Any) -> dict[str, Any]:
         return {**record_of(dict[str, str], lineage), **record_of(dict[str, list[str]], origins)}
     except ValueError as error:
         raise BadFile(path, f"its lineage is not readable ({reason_of(error)})", REMEDY) from None
-
-
-def _type_problem(row: Mapping[str, Any]) -> str | None:
-    """Describe the values whose type does not match their column, or return None."""
-    try:
-        record_of(_Row, row)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _row_problem(row: Mapping[str, Any]) -> str | None:

@@ -43,20 +43,27 @@ def _describe_dataset(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str
     controls = group_controls(rows)
     ran = [row for row in rows if row["tables"] and row["status"] == OK]
     times = [row["measured_at"] for row in rows]
+    totals = [row["max_device_ms"] for row in ran if row["fwd_compute_ms"] is None]
+    split = [row for row in ran if row["fwd_compute_ms"] is not None]
+    found = {name: _compute_percentiles([row[name] for row in split]) for name in _COMPONENTS}
+    found |= {"fwd_bwd_compute_ms": _compute_percentiles(totals)} if totals else {}
+    origins = {tuple(row[field.name] for field in fields(Provenance)) for row in rows}
+    provenances = [Provenance(*origin) for origin in origins]
+    errors = {text for origin in provenances if (text := device_text(origin.hardware, origin.device_error))}
     return {
         "file": str(path),
         **read_lineage(path),
         "rows": len(rows),
         "measurements": len({row["measurement_id"] for row in rows}),
         **{name: _count_measurements(rows, name) for name in _COUNTED},
-        "device_error": _list_device_errors(rows),
+        "device_error": sorted(errors),
         "all_to_all": _count_measurements(rows, "all_to_all"),
         "status": dict(Counter(row["status"] for row in rows)),
         "tables_per_shard": _compute_percentiles([len(row["tables"]) for row in ran]),
         "repeats": _compute_percentiles([row["repeats"] for row in ran]),
         "measured_from": utc_text(min(times)) if times and max(times) > 0 else None,
         "measured_to": utc_text(max(times)) if times and max(times) > 0 else None,
-        "ms": _describe_times(ran),
+        "ms": found,
         "spread_of_repeats_pct": {
             name: _compute_percentiles([100 * row[spread] / row[name] for row in ran if row[name]])
             for name, spread in SPREADS.items()
@@ -67,20 +74,6 @@ def _describe_dataset(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str
             "drift_pct": fit_drift(controls),
         },
     }
-
-
-def _list_device_errors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = [field.name for field in fields(Provenance)]
-    origins = {tuple(row[name] for name in names) for row in rows}
-    provenances = [Provenance(**dict(zip(names, origin, strict=True))) for origin in origins]
-    return sorted({text for origin in provenances if (text := device_text(origin.hardware, origin.device_error))})
-
-
-def _describe_times(ran: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | None]:
-    totals = [row["max_device_ms"] for row in ran if row["fwd_compute_ms"] is None]
-    split = [row for row in ran if row["fwd_compute_ms"] is not None]
-    found = {name: _compute_percentiles([row[name] for row in split]) for name in _COMPONENTS}
-    return {**found, "fwd_bwd_compute_ms": _compute_percentiles(totals)} if totals else found
 
 
 def _count_measurements(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, int]:

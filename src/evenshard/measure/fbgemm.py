@@ -72,7 +72,9 @@ class ShardKernels:
         self._config = config
         recorded = config.recorded_batch
         self._recorded = None if recorded is None else RecordedLookups(read_dlrm_batch(recorded), Path(recorded))
-        self._lookups = _LookupCache(int(LOOKUP_CACHE_SHARE * _total_memory(device)))
+        on_gpu = device.type == "cuda"
+        total_bytes = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine_bytes()
+        self._lookups = _LookupCache(int(LOOKUP_CACHE_SHARE * total_bytes))
         self._weights = _WeightArena()
 
     @contextmanager
@@ -85,7 +87,11 @@ class ShardKernels:
             MeasurementFailed: if a kernel fails inside the block.
         """
         with self.watch_failures(shard):
-            yield self._load(shard, batch_size)
+            operator = self.operator(shard)
+            # The value of the gradient does not change the time.
+            gradient = torch.full((batch_size, sum(table.embedding_dim for table in shard)), 1e-3, device=self.device)
+            batches = join_batches([self.table_batches(table, batch_size) for table in shard])
+            yield LoadedShard(operator, batches, gradient)
 
     def free(self) -> None:
         """Release all cached memory."""
@@ -97,15 +103,15 @@ class ShardKernels:
     @contextmanager
     def watch_failures(self, tables: Sequence[Table]) -> Iterator[None]:
         """Raise failures inside the block as errors that name these tables; see ``load_shard``."""
-        with one_thread() if self.device.type == "cpu" else nullcontext(), _attribute_failures(tables):
-            yield
-
-    def _load(self, shard: Sequence[Table], batch_size: int) -> LoadedShard:
-        operator = self.operator(shard)
-        # The value of the gradient does not change the time.
-        gradient = torch.full((batch_size, sum(table.embedding_dim for table in shard)), 1e-3, device=self.device)
-        batches = join_batches([self.table_batches(table, batch_size) for table in shard])
-        return LoadedShard(operator, batches, gradient)
+        try:
+            with one_thread() if self.device.type == "cpu" else nullcontext():
+                yield
+        except (RuntimeError, AssertionError, MemoryError) as error:
+            ran_out = ("out of memory", "can't allocate memory", "not enough memory")
+            if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in ran_out):
+                raise OutOfDeviceMemory from error
+            names = ", ".join(table.name for table in tables[:4]) + (", ..." if len(tables) > 4 else "")
+            raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason_of(error)}") from error
 
     def free_bytes(self) -> int:
         """Return the available device memory, including torch's cache."""
@@ -209,9 +215,7 @@ def weights_dtype(shard: Sequence[Table]) -> torch.dtype:
     return MEASURABLE_WEIGHT_BITS[weight_bits.pop()]
 
 
-class _LookupCache:
-    """LRU cache of drawn lookups."""
-
+class _LookupCache:  # drops the least recently used lookups
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._held_bytes = 0
@@ -276,24 +280,6 @@ def _free_host_memory() -> int:
         cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
         free = min(free, int(limit.read_text()) - int(used.read_text()) + cached)
     return free
-
-
-def _total_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return machine_bytes()
-
-
-@contextmanager
-def _attribute_failures(shard: Sequence[Table]) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, AssertionError, MemoryError) as error:
-        ran_out = ("out of memory", "can't allocate memory", "not enough memory")
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in ran_out):
-            raise OutOfDeviceMemory from error
-        names = ", ".join(table.name for table in shard[:4]) + (", ..." if len(shard) > 4 else "")
-        raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason_of(error)}") from error
 
 
 @cache

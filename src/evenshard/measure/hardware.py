@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,9 +33,6 @@ class Hardware(Protocol):
         """Free the devices."""
 
 
-Measure = Callable[[Sequence[tuple[ShardingTask, Placement]]], Sequence[PlacementCost]]
-
-
 @dataclass(frozen=True)
 class TimeShare:
     """Seconds spent in kernels, and total seconds of the measurement."""
@@ -47,3 +44,16 @@ class TimeShare:
     def kernel_share(self) -> float:
         """Return the share of wall time spent inside kernels, 0 to 1."""
         return self.kernel_s / self.wall_s if self.wall_s else 0.0
+
+
+class TimedHardware:
+    """Base of hardware that adds up its kernel time, s, in ``_kernel_s``; 0 for simulated hardware."""
+
+    def __init__(self) -> None:
+        self._kernel_s = 0.0
+        self._opened = time.perf_counter()
+
+    @property
+    def time_share(self) -> TimeShare:
+        """Return kernel plus communication time of the slowest rank, and wall time since the hardware was opened."""
+        return TimeShare(self._kernel_s, time.perf_counter() - self._opened)

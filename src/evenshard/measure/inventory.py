@@ -179,7 +179,9 @@ def format_inventory() -> str:
         devices += _list_rows((gpu.name, _number(gpu.constants["memory_gb"].value), gpu.link or ""), gpu)
     links: list[tuple[str, ...]] = [("link", "tier", "GB/s", "GPUs", *_LIST_HEADS)]
     for name, of in LINKS.items():
-        links += _list_rows((name, of.tier, *_speed_and_span(of)), _link(name))
+        gb_s = of.even_gb_s(int(min(of.spans, GPUS_OF_A_NODE)))
+        span = "any" if math.isinf(of.spans) else f"{of.spans:.0f}"
+        links += _list_rows((name, of.tier, f"{gb_s:.3g}", span), _link(name))
     return "\n".join(
         [
             f"--hardware: {kinds}",
@@ -266,11 +268,6 @@ def _curve_cells(curve: Curve) -> tuple[str, ...]:
     gb_s = sizes / (curve.latency_ms + curve.bytes_ms(sizes)) / 1e6  # from bytes per ms
     numbers = (curve.us[0], *gb_s.tolist(), curve.gb_s)
     return curve.collective, str(curve.num_devices), *map("{:.3g}".format, numbers)
-
-
-def _speed_and_span(of: Link) -> tuple[str, str]:
-    num_devices = int(min(of.spans, GPUS_OF_A_NODE))
-    return f"{of.even_gb_s(num_devices):.3g}", "any" if math.isinf(of.spans) else f"{of.spans:.0f}"
 
 
 def _number(value: float | None) -> str:

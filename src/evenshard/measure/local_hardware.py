@@ -10,6 +10,7 @@ import hmac
 import os
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,12 +73,8 @@ def machine_id() -> str:
     They are a hash of ``EVENSHARD_MACHINE``, else of the operating system's machine ID, else (as in a container) of a
     network address.
     """
-    own = os.environ.get(MACHINE, "").strip() or _read_machine_id() or f"{uuid.getnode():012x}"
+    own = os.environ.get(MACHINE, "").strip()
+    with suppress(OSError):
+        own = own or MACHINE_ID.read_text().strip()
+    own = own or f"{uuid.getnode():012x}"
     return hmac.new(own.encode(), b"evenshard", hashlib.sha256).hexdigest()[:16]
-
-
-def _read_machine_id() -> str:
-    try:
-        return MACHINE_ID.read_text().strip()
-    except OSError:
-        return ""

@@ -5,7 +5,6 @@ The all-to-all times come from the link model, and every row of a cost dataset r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from statistics import median
 
@@ -14,7 +13,7 @@ import torch
 from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, kernel_provenance
-from evenshard.measure.hardware import TimeShare
+from evenshard.measure.hardware import TimedHardware
 from evenshard.measure.sequential import combine_whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -23,22 +22,16 @@ from evenshard.price.link import link, resolve_link
 from evenshard.tables.table import Table
 
 
-class SequentialHardware:
+class SequentialHardware(TimedHardware):
     """One device, a GPU or a thread of the CPU, that measures shards one after another."""
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
+        super().__init__()
         self._config = config
         self._kernels = ShardKernels(config, device)
         self._flush = CacheFlush(device, config.keep_cache_warm)
         self._link = link(resolve_link(config.link))
-        self._opened = time.perf_counter()
-        self._kernel_s = 0.0
         self.provenance = kernel_provenance(config, device, resolve_link(config.link))
-
-    @property
-    def time_share(self) -> TimeShare:
-        """Return kernel time and wall time since this hardware was opened."""
-        return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Measure each device's shard; the all-to-all times come from the link model."""
@@ -52,9 +45,8 @@ class SequentialHardware:
     def _measure_shard(self, shard: Sequence[Table], batch_size: int) -> DeviceCost:
         if not shard:
             return DeviceCost(0.0, 0.0, 0.0, 0.0)
-        times = self._try_time_shard(shard, batch_size)
-        if times is None:  # memory of earlier shards may cause the failure: retry with all memory free
-            times = self._try_time_shard(shard, batch_size)
+        # Memory of earlier shards may cause a failure: retry with all memory free.
+        times = self._try_time_shard(shard, batch_size) or self._try_time_shard(shard, batch_size)
         if times is None:
             return DeviceCost.out_of_memory()
         forward, backward = zip(*times, strict=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import TimeShare
+from evenshard.measure.hardware import TimedHardware
 from evenshard.measure.sequential import combine_whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask, whole_task_text
@@ -46,7 +45,7 @@ class _TaskTables:
     digest: bytes
 
 
-class SimulatedHardware:
+class SimulatedHardware(TimedHardware):
     """Simulated GPUs of one profile; every pass begins with a cold L2.
 
     Forward and backward compute times have log-normal noise (``MeasureConfig.noise``) around the model's time. The
@@ -55,6 +54,7 @@ class SimulatedHardware:
     """
 
     def __init__(self, config: MeasureConfig) -> None:
+        super().__init__()
         self.profile: GpuProfile = gpu_profile(config.hardware_name.device)
         link_name = resolve_link(config.link, self.profile.link)
         self.link: Link = link(link_name)
@@ -65,7 +65,6 @@ class SimulatedHardware:
         self._seed = config.seed
         # Sigma of a log-normal distribution whose relative standard deviation is ``noise``.
         self._sigma = math.sqrt(math.log1p(config.noise**2))
-        self._opened = time.perf_counter()
         error = self.profile.error_of(self.optimizer)
         self.provenance = Provenance(
             hardware=config.hardware_name.provenance,
@@ -78,11 +77,6 @@ class SimulatedHardware:
             device_error_points=error.points,
             optimizer=self.optimizer,
         )
-
-    @property
-    def time_share(self) -> TimeShare:
-        """Return 0 s of kernel time and the wall time since this hardware was opened."""
-        return TimeShare(0.0, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Simulate the cost of one placement."""

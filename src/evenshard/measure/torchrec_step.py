@@ -88,12 +88,8 @@ class MeasureParts(PlacementJob):
 
     def run(self, worker: Worker) -> Finding:
         """Run this rank's part; see ``RankJob``. If a rank runs out of memory, all ranks report it."""
-        for _ in range(2):  # memory of earlier placements may cause the first attempt to fail
-            finding, worst = run_together(worker, lambda: self._run_steps(worker))
-            if worst != OUT_OF_MEMORY:
-                return finding
-            worker.kernels.free()
-        return Finding(problem=OUT_OF_MEMORY)
+        finding, worst = run_together(worker, lambda: self._run_steps(worker))
+        return Finding(problem=OUT_OF_MEMORY) if worst == OUT_OF_MEMORY else finding
 
     def plan(self, compute_device: str) -> tuple[torch.nn.ModuleDict, Any]:
         """Build the model, without weights, and TorchRec's plan for it.
@@ -161,13 +157,22 @@ class TrainingStep:
 
     def __init__(self, worker: Worker, job: MeasureParts, model: torch.nn.ModuleDict, plan: Any) -> None:
         """Shard the model, in step with the other ranks."""
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from torchrec.distributed.embedding import EmbeddingCollectionSharder
+        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         from torchrec.distributed.model_parallel import DistributedModelParallel
         from torchrec.optim.optimizers import in_backward_optimizer_filter
 
         # FBGEMM's dense call is differentiated on the CPU without its own kernel; tests compare its gradients.
         warnings.filterwarnings("ignore", ".*an autograd kernel was not registered", UserWarning)
         self._worker, device = worker, worker.ranks.device
-        sharders = _build_sharders(job.tables, worker.config.optimizer)
+        known = OPTIMIZERS[worker.config.optimizer]
+        fused = {"optimizer": EmbOptimType[known.fbgemm_names[0]], "learning_rate": LEARNING_RATE}
+        deduplicated = any(table.is_deduplicated for table in job.tables)
+        sharders: list[Any] = [
+            EmbeddingBagCollectionSharder(fused),
+            EmbeddingCollectionSharder(fused, use_index_dedup=deduplicated),
+        ]
         built: list[Any] = []
         worker.ranks.time_collectives(  # detects a lost rank
             lambda: built.append(
@@ -181,7 +186,7 @@ class TrainingStep:
         # TorchRec shows each table of a dense call as a slice of one tensor.
         whole = {id(weight): weight for weight in (getattr(weight, "_original_tensor", weight) for weight in replicas)}
         self._replicas = list(whole.values())
-        kind = getattr(torch.optim, OPTIMIZERS[worker.config.optimizer].torch_name)
+        kind = getattr(torch.optim, known.torch_name)
         self._optimizer = kind(self._replicas, lr=LEARNING_RATE) if self._replicas else None
         self.batches = [
             [
@@ -261,7 +266,7 @@ class TrainingStep:
         """Average the gradients of replicas over all ranks, as DDP does."""
         ranks = self._worker.ranks
         for weight in self._replicas:
-            ranks.all_reduce(weight.grad.div_(ranks.size))
+            torch.distributed.all_reduce(weight.grad.div_(ranks.size))
 
     def update_replicas(self) -> None:
         """Update the replicas with a torch optimizer."""
@@ -298,18 +303,6 @@ def _build_collection(tables: Sequence[Table], names: dict[str, str]) -> Any:
     return collection_of(
         tables, [names[t.name] for t in tables], features, [data_types[weights_dtype([t])] for t in tables]
     )
-
-
-def _build_sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-
-    fused = {"optimizer": EmbOptimType[OPTIMIZERS[optimizer].fbgemm_names[0]], "learning_rate": LEARNING_RATE}
-    return [
-        EmbeddingBagCollectionSharder(fused),
-        EmbeddingCollectionSharder(fused, use_index_dedup=any(table.is_deduplicated for table in tables)),
-    ]
 
 
 RANK_JOBS = {**JOBS, MeasureParts.__name__: MeasureParts}

@@ -27,10 +27,10 @@ from evenshard.tracking.registry import (
     set_champion,
 )
 from evenshard.tracking.run_files import BACKLOG, BACKLOG_NAME, log_backlog
-from evenshard.tracking.runs import MUST_REGISTER, StageRun, end_loop, stage_run, study_run
+from evenshard.tracking.runs import MUST_REGISTER, StageRun, end_loop, stage_run
 
 __all__ = [
     "BACKLOG", "BACKLOG_NAME", "LOCAL", "LOOP_ID", "MUST_REGISTER", "REGISTERED_COST", "REGISTERED_POLICY",
     "RETRIES", "ModelVersion", "StageRun", "champion", "download_model", "end_loop", "find_by_weights",
-    "log_backlog", "model_version", "set_champion", "stage_run", "study_run",
+    "log_backlog", "model_version", "set_champion", "stage_run",
 ]  # fmt: skip

@@ -77,7 +77,13 @@ def connect() -> Any:
     for server in {uri, registry}:
         _check(server)
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
-        _try_database(add_time_limits(uri))
+        import sqlalchemy
+
+        engine = sqlalchemy.create_engine(add_time_limits(uri))
+        try:
+            engine.connect().close()  # once, because MLflow itself would retry a missing database for two minutes
+        finally:
+            engine.dispose()
     with ensure_file(registry), ensure_file(uri):
         return MlflowClient(add_time_limits(uri), add_time_limits(registry))
 
@@ -103,17 +109,6 @@ def add_time_limits(uri: str) -> str:
     return url.render_as_string(hide_password=False)
 
 
-def _try_database(uri: str) -> None:
-    """Connect once, because MLflow itself would retry a missing database for two minutes."""
-    import sqlalchemy
-
-    engine = sqlalchemy.create_engine(uri)
-    try:
-        engine.connect().close()
-    finally:
-        engine.dispose()
-
-
 def _check(uri: str) -> None:
     """Raise BadConfig for a URI that the requests library would misparse; its error would show part of the password."""
     scheme, _, rest = uri.partition("://")
@@ -131,20 +126,6 @@ def _check(uri: str) -> None:
 def experiment_name() -> str:
     """Return the name of the experiment for runs."""
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-
-
-def require_mlflow(what: str, instead: str = "") -> None:
-    """Raise BadConfig if there is no MLflow yet and the client would create an empty database.
-
-    Args:
-        what: model or version to look up, for the message.
-        instead: an additional remedy, such as ", or name a model's folder".
-    """
-    if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
-        raise BadConfig(
-            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or change to the folder of a loop"
-            f"{instead}."
-        )
 
 
 @contextmanager

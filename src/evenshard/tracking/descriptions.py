@@ -94,29 +94,22 @@ def version_description(client: Any, name: str, run_id: str, model_id: str, tags
         made = f"- made by {_run_link(run.info.run_name, experiment, run_id)}"
         lines.append(made + (f" of {_run_link('its loop', experiment, parent_id)}" if parent_id else ""))
         lines.append(f"- files: {_link(model_id, f'#/experiments/{experiment}/models/{model_id}')}")
-        texts = [_costs_link(experiment, sha256) for sha256 in costs]
+        page = f"#/experiments/{experiment}/runs?searchFilter="
+        terms = {sha256: quote(f"tags.`{COSTS_SHA256}` LIKE '%{sha256}%'", safe="") for sha256 in costs}
+        texts = [_link(sha256[:12], f"{page}{term}") for sha256, term in terms.items()]
     return _note([*lines, *([f"- trained on cost datasets: {', '.join(texts)}"] if texts else [])])
 
 
 def _note(lines: Iterable[str]) -> str:
     first, *rest = lines
-    return "\n".join([f"{_OURS}: {first}", "", *rest, f"- docs: {_docs_link()}"])
-
-
-def _docs_link() -> str:
     site = os.environ.get(DOCS, "").rstrip("/")
-    if not site:
-        return f"`docs/mlflow.md` of evenshard {__version__}"
-    return _link("runs and models in MLflow", f"{site}/mlflow.html")
+    text = "runs and models in MLflow"
+    docs = _link(text, f"{site}/mlflow.html") if site else f"`docs/mlflow.md` of evenshard {__version__}"
+    return "\n".join([f"{_OURS}: {first}", "", *rest, f"- docs: {docs}"])
 
 
 def _run_link(text: str, experiment: str, run_id: str) -> str:
     return _link(text, f"#/experiments/{experiment}/runs/{run_id}")
-
-
-def _costs_link(experiment: str, sha256: str) -> str:
-    search = quote(f"tags.`{COSTS_SHA256}` LIKE '%{sha256}%'", safe="")
-    return _link(sha256[:12], f"#/experiments/{experiment}/runs?searchFilter={search}")
 
 
 def _link(text: str, address: str) -> str:

@@ -18,11 +18,11 @@ from evenshard.base.errors import BadConfig, BadFile, BadInput
 from evenshard.base.outputs import scratch_folder
 from evenshard.sharders.model import digest_of
 from evenshard.tracking.client import (
+    DEFAULT_URI,
     ask_mlflow,
     connect,
     make_once,
     registry_uri,
-    require_mlflow,
     short_timeouts,
     tracking_uri,
 )
@@ -299,18 +299,19 @@ def _find_last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | Non
 
 @contextmanager
 def _ask_for_model(what: str) -> Iterator[None]:
-    require_mlflow(what, ", or name a model's folder")
-    with ask_mlflow(registry_uri(), "did not return this model", _remedy(what), what):
-        yield
-
-
-def _remedy(uri: str) -> str:
-    if uri.endswith(f"@{CHAMPION}"):
-        return (
+    if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
+        raise BadConfig(  # the client would create an empty database
+            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or change to the folder of a "
+            "loop, or name a model's folder."
+        )
+    remedy = "Name a registered model, alias or version, or a model's folder."
+    if what.endswith(f"@{CHAMPION}"):
+        remedy = (
             "`evenshard promote` makes the newest version the champion; `evenshard promote --candidate FOLDER` "
             "registers a model first. You can also name a version, or a model's folder."
         )
-    return "Name a registered model, alias or version, or a model's folder."
+    with ask_mlflow(registry_uri(), "did not return this model", remedy, what):
+        yield
 
 
 def _parse_uri(uri: str) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,7 @@ def stage_run(
     """Log a stage, as the child run of its loop; mark it as failed if the block raises.
 
     Args:
-        stage: run name, such as ``train_cost_2``.
+        stage: run name, such as ``train_cost_2``, or ``bench_mixed`` for a study.
         params: all of params.yaml, which identifies the loop; None for a run outside any loop.
         settings: the stage's own settings, logged as the run's parameters.
         about: its purpose, in a sentence, for MLflow's pages.
@@ -213,11 +213,6 @@ def stage_run(
     except BaseException:
         run.end("FAILED")
         raise
-
-
-def study_run(study: str, settings: Mapping[str, Any]) -> AbstractContextManager[StageRun]:
-    """Log a study, such as ``bench_mixed``, as a run outside any loop."""
-    return stage_run(study, None, settings)
 
 
 def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -255,7 +250,6 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
 
 
 def _warn_once(what: str, about: str) -> None:
-    """Warn once about a server or a folder."""
     if about not in _WARNED:
         _WARNED.add(about)
         log.warning("%s", what)

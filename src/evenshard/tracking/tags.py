@@ -36,10 +36,10 @@ WEIGHTS_SHA256 = "evenshard.weights_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
 DEVICE_ERROR = "evenshard.device_error"
-PROGRAM = "evenshard"
 # MLflow limits a digest to this length; a tag has the whole hash.
 DIGEST_LENGTH = 36
 _LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
+_commit = cache(git_commit)
 
 
 def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
@@ -118,11 +118,6 @@ def _md5_of(path: Path) -> str:
         return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
-@cache
-def _commit() -> str:
-    return git_commit()
-
-
 def _libraries() -> str:
     known = [f"python {sys.version.split()[0]}"]
     for name in _LISTED:
@@ -136,7 +131,7 @@ def _libraries() -> str:
 def _source() -> dict[str, str]:
     """Return program and user as MLflow's tags; omit a user without a name, as in a container."""
     program = Path(sys.argv[0]).name
-    tags = {"mlflow.source.name": PROGRAM if program in ("", "-c", "-m", "__main__.py") else program}
+    tags = {"mlflow.source.name": "evenshard" if program in ("", "-c", "-m", "__main__.py") else program}
     tags["mlflow.source.type"] = "LOCAL"
     with suppress(OSError, KeyError):
         tags["mlflow.user"] = getuser()

@@ -88,7 +88,13 @@ def compute_drift(
     rare = [check.rare for check in checked if check.rare is not None]
     rare_pct = 100 * float((np.any(rare, axis=0) & ~outside).mean()) if rare else None
 
-    of_tables = [*seen.tables_outside(tables), *_reuse_line(checked[-1].drift)]
+    of_tables, reuse = [*seen.tables_outside(tables)], checked[-1].drift
+    if reuse.num_outside and reuse.trained_on is not None:
+        low, high = reuse.trained_on.low, reuse.trained_on.high
+        have = "1 table has" if reuse.num_outside == 1 else f"{reuse.num_outside:,} tables have"
+        of_tables.append(
+            f"{have} an index reuse outside the training range of {low:.3g} to {high:.3g} lookups per index"
+        )
     reasons = [*seen.batch_outside(batch_size)]
     if num_devices is not None:
         reasons += seen.devices_outside(tables, num_devices)
@@ -111,14 +117,6 @@ def compute_drift(
         rare_pct=rare_pct,
         quantities=tuple(check.drift for check in checked),
     )
-
-
-def _reuse_line(reuse: QuantityDrift) -> list[str]:
-    if not reuse.num_outside or reuse.trained_on is None:
-        return []
-    low, high = reuse.trained_on.low, reuse.trained_on.high
-    have = "1 table has" if reuse.num_outside == 1 else f"{reuse.num_outside:,} tables have"
-    return [f"{have} an index reuse outside the training range of {low:.3g} to {high:.3g} lookups per index"]
 
 
 class _QuantityCheck(NamedTuple):
@@ -166,8 +164,7 @@ def _share_like(value: float, quantiles: Sequence[float]) -> float:
     """Return the share of training tables within ``SIMILAR_FACTOR`` of a value, interpolated between quantiles."""
     logs = np.log(np.maximum(quantiles, 1e-9))  # a quantity may be 0
     ends = np.log(max(value, 1e-9)) + np.log(SIMILAR_FACTOR) * np.array([-1.0, 1.0])
-    below, above = _share_below(ends[0], logs, "left"), _share_below(ends[1], logs, "right")
-    return above - below
+    return _share_below(ends[1], logs, "right") - _share_below(ends[0], logs, "left")
 
 
 def _share_below(log_value: float, logs: np.ndarray, side: str) -> float:

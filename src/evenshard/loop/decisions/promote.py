@@ -177,7 +177,7 @@ def _make_champion(done: Promotion, reason: str, version: registry.ModelVersion 
     return replace(done, outcome=PromotionOutcome.PROMOTED, reason=reason, champion_now=version.uri)
 
 
-def as_json(promotion: Promotion) -> dict[str, Any]:
+def as_json(promotion: Promotion) -> Any:
     """Return the content of promotion.json, with null for numbers that are not finite."""
     comparison = promotion.comparison
     content = {
@@ -188,8 +188,7 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
         "hardware": None if comparison is None else comparison.measured[0].provenance.hardware,
         "tasks": [] if comparison is None else [asdict(task) for task in comparison.tasks],
     }
-    cleaned: dict[str, Any] = replace_non_finite(content)
-    return cleaned
+    return replace_non_finite(content)
 
 
 def print_promotion(promotion: Promotion) -> None:

@@ -152,7 +152,13 @@ def decide(
     only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
     only_candidate = tuple(one.task_id for one in tasks if math.isinf(one.champion_ms) and one.candidate_ms < math.inf)
     num_same = sum(task.same_placement for task in common)
-    difference_pct, noise_pct = _difference_pct(common), _noise_pct(noise, len(common), num_same)
+    difference_pct = Interval(*[0.0 if common else math.nan] * 3)  # without uncertainty
+    if not all(task.same_placement for task in common):
+        times = [task.candidate_ms for task in common], [task.champion_ms for task in common]
+        difference_pct = Interval.of_difference_pct(*times)
+    # Tasks with equal placements have no noise: only n - num_same of n tasks add noise to the mean, so its standard
+    # error is sqrt((n - num_same) / n) as large.
+    noise_pct = noise.difference_pct(len(common)) * math.sqrt((len(common) - num_same) / max(len(common), 1))
     found = Decision(
         promote=False,
         verdict=_verdict(difference_pct, noise_pct, tolerance_pct),
@@ -172,20 +178,6 @@ def decide(
     )
     promote, reason = _conclusion(found, tolerance_pct)
     return replace(found, promote=promote, reason=reason)
-
-
-def _difference_pct(common: Sequence[PairedTask]) -> Interval:
-    if not common:
-        return Interval(math.nan, math.nan, math.nan)
-    if all(task.same_placement for task in common):  # no uncertainty
-        return Interval(0.0, 0.0, 0.0)
-    return Interval.of_difference_pct([task.candidate_ms for task in common], [task.champion_ms for task in common])
-
-
-def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
-    """Return the largest mean difference, %, that noise can cause; tasks with equal placements have no noise."""
-    # only n - num_same of n tasks add noise, so the standard error of the mean is sqrt((n - num_same) / n) as large
-    return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
 
 
 def _verdict(difference_pct: Interval, noise_pct: float, tolerance_pct: float) -> Verdict:

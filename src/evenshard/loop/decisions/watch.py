@@ -23,7 +23,6 @@ from evenshard.planner.diff import diff, rename_devices
 from evenshard.planner.difference import Difference, Payback, payback
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.planner.request import PlacementRequest
 from evenshard.report.comparisons import print_difference
 from evenshard.sharders.model import Model
 from evenshard.tables.assumptions import TableSet
@@ -87,7 +86,11 @@ def watch(
     if difference.renaming is not None:
         new = rename_devices(new, difference.renaming.new_names, model)
         difference = diff(old, new, model, config.link_gb_s)
-    difference = _scale_times(difference, scale)
+    times = difference.times
+    names = ("old_ms", "new_ms", "saves_ms", "saves_low_ms", "saves_high_ms", "lower_bound_ms")
+    scaled = replace(times, **{name: getattr(times, name) * scale for name in names})
+    scaled = replace(scaled, predicted_by=f"{times.predicted_by}, scaled to the traces")
+    difference = replace(difference, times=scaled)
     paid = payback(difference, new, config.steps, model, config.link_gb_s, config.restart_minutes)
     pays = paid is not None and (paid.gained_low_seconds if config.surely else paid.gained_seconds) > 0
     pays = pays and bool(difference.moves)
@@ -107,22 +110,17 @@ def replan(
     Raises:
         InfeasibleTask: if the tables no longer fit.
     """
-    request = update_request(old.request, tables, batch_size)
-    config = replace(config or PlaceConfig(), tables_from=tables_from, known=(old.parts,))
-    return place_request(request, model, config)
-
-
-def update_request(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
-    """Return the old request with today's tables and batch size, without rules about removed tables."""
     names = {table.name for table in tables.tables}
-    return replace(
-        old,
+    request = replace(
+        old.request,
         tables=tables.tables,
         assumptions=tables.assumptions,
-        rules=old.rules.of_tables(names),
+        rules=old.request.rules.of_tables(names),  # without rules about removed tables
         batch_size=batch_size,
-        table_optimizers={name: optimizer for name, optimizer in old.table_optimizers.items() if name in names},
+        table_optimizers={name: own for name, own in old.request.table_optimizers.items() if name in names},
     )
+    config = replace(config or PlaceConfig(), tables_from=tables_from, known=(old.parts,))
+    return place_request(request, model, config)
 
 
 def find_traces(path: Path) -> tuple[Path, ...]:
@@ -150,26 +148,15 @@ def _observe(
     return observation, comparison, problem
 
 
-def _scale_times(difference: Difference, scale: float) -> Difference:
-    times = difference.times
-    names = ("old_ms", "new_ms", "saves_ms", "saves_low_ms", "saves_high_ms", "lower_bound_ms")
-    scaled = replace(times, **{name: getattr(times, name) * scale for name in names})
-    return replace(difference, times=replace(scaled, predicted_by=f"{times.predicted_by}, scaled to the traces"))
-
-
-def verdict_text(watched: Watched) -> str:
-    """Format the decision in one line."""
-    if watched.pays:
-        return f"Replan: the move pays back within {watched.steps:,} steps."
-    if not watched.difference.moves:
-        return "Stay: no better placement was found."
-    return f"Stay: a move is not certain to pay back within {watched.steps:,} steps."
-
-
 def print_watched(watched: Watched, file: TextIO | None = None) -> None:
     """Print the decision and its reasons."""
     console = plain_console(file)
-    console.print(verdict_text(watched), style="bold")
+    verdict = f"Stay: a move is not certain to pay back within {watched.steps:,} steps."
+    if watched.pays:
+        verdict = f"Replan: the move pays back within {watched.steps:,} steps."
+    elif not watched.difference.moves:
+        verdict = "Stay: no better placement was found."
+    console.print(verdict, style="bold")
     console.print(
         f"Embedding tables take {watched.scale:.2f} times the predicted time of the current placement. Predicted "
         "savings are scaled by this factor.",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from evenshard.base.errors import BadInput
 from evenshard.placement.memory import SGD
-from evenshard.price.costs import OK, DeviceCost, MeasuredPlacement, optimizer_of
+from evenshard.price.costs import OK, MeasuredPlacement, optimizer_of
 from evenshard.price.device_model import KERNELS, NS_PER_MS, backward_ms, forward_ms, kernel_times
 from evenshard.price.evidence import Evidence
 from evenshard.price.gpu_profile import BOUNDS, FREE_CONSTANTS, GpuProfile, write_profile
@@ -179,12 +179,8 @@ def compute_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str, E
     return errors
 
 
-def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> Calibration:
+def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -> Calibration:
     """Fit the free constants of ``profile`` to the measured compute times of all nonempty shards within memory.
-
-    Args:
-        measured: placements measured on one kind of hardware.
-        seed: seed of the split into fitted and held-out shards.
 
     Raises:
         BadInput: if there are fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware or optimizers.
@@ -201,7 +197,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
             f"{num_different}. Measure more placements."
         )
     # Repeated measurements of a shard are in the same half: a fitted shard must not judge the fit.
-    fitted_N = np.random.default_rng(seed).permutation(shards.group_N.max() + 1)[shards.group_N] % 2 == 0
+    fitted_N = np.random.default_rng(0).permutation(shards.group_N.max() + 1)[shards.group_N] % 2 == 0
     fitted, held_out = shards.select(fitted_N), shards.select(~fitted_N)
 
     result, at_bound = fit_constants(profile, [fitted])
@@ -229,7 +225,8 @@ def extract_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -
     shards, times, group_of = [], [], []
     for placement in measured:
         for tables, device in zip(placement.shards, placement.cost.devices, strict=True):
-            if not tables or not _has_times(device):
+            has_times = device.status == OK and device.compute_ms > 0 and not min(device.split_ms) <= 0
+            if not tables or not has_times:
                 continue
             shards.append((tables, placement.task.batch_size))
             times.append((*device.split_ms, device.compute_ms))
@@ -240,7 +237,3 @@ def extract_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -
     both_N[np.isfinite(forward_N)] = np.nan  # the sum adds no information if both times are known
     times_NM = stack_times(len(shards), forward=forward_N, backward=backward_N, both=both_N)
     return MeasuredShards(WorkCounter(profile).work_of(shards), times_NM, np.array(group_of), optimizer_of(measured))
-
-
-def _has_times(device: DeviceCost) -> bool:
-    return device.status == OK and device.compute_ms > 0 and not min(device.split_ms) <= 0

@@ -187,7 +187,10 @@ def measure_all_to_all(
     """
     num_ranks = collective.world_size()
     peers = [list_peers(rank, num_ranks, tier, devices_per_node) for rank in range(num_ranks)]
-    exchanges = tuple(_values(shape, size, len(peers[0])) for size in _sizes(max_bytes) for shape in _shapes(num_ranks))
+    # Of each size, bytes over senders, relative to the largest: even, rising, mostly from rank 0.
+    rising = tuple((rank + 1) / num_ranks for rank in range(num_ranks))
+    shapes = ((1.0,) * num_ranks, rising, (1.0, *[0.125] * (num_ranks - 1)))
+    exchanges = tuple(_values(shape, size, len(peers[0])) for size in _sizes(max_bytes) for shape in shapes)
     of_ranks = hardware.run_on_all(TimeExchanges(exchanges, tier, devices_per_node), "calibrating the link")
     return tuple(
         make_point(values, rank, peers, ms)
@@ -219,12 +222,6 @@ def make_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]],
     return ExchangePoint(
         BYTES_PER_VALUE * busier[rank], BYTES_PER_VALUE * max(busier.values()), BYTES_PER_VALUE * sent, ms
     )
-
-
-def _shapes(num_ranks: int) -> tuple[tuple[float, ...], ...]:
-    """Return three distributions of bytes over senders, relative to the largest: even, rising, mostly from rank 0."""
-    rising = tuple((rank + 1) / num_ranks for rank in range(num_ranks))
-    return ((1.0,) * num_ranks, rising, (1.0, *[0.125] * (num_ranks - 1)))
 
 
 def _values(shape: Sequence[float], size: int, num_peers: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ from evenshard.measure.distributed import jobs
 from evenshard.measure.distributed import ranks as process_group
 from evenshard.measure.distributed.exchange import Finding, Step, Worker, measure_alone
 from evenshard.measure.fbgemm import kernel_provenance, resolve_device
-from evenshard.measure.hardware import TimeShare
+from evenshard.measure.hardware import TimedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.price.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
@@ -90,7 +90,7 @@ def dismiss() -> None:
             _join(START_S)[0].set("leader", ENDS)
 
 
-class CollectiveHardware:
+class CollectiveHardware(TimedHardware):
     """Several devices with real communication; this process is rank 0 and uses ``device``.
 
     The constructor waits for the other ranks and connects to them. ``close``, or the exit of this process, ends them.
@@ -103,12 +103,11 @@ class CollectiveHardware:
     opened = False  # True once this process has opened the hardware; then ``close`` ends the other ranks
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
+        super().__init__()
         CollectiveHardware.opened = True
         self._config, self.device = config, device
         self._in_step = False  # True while no rank waits for another inside a job
         self._next_job = 0
-        self._kernel_s = 0.0
-        self._opened = time.perf_counter()
         start_s = max(START_S, config.timeout_s)
         self._store, _, self._size = _join(start_s)
         self._wait_for_ranks(start_s)
@@ -126,11 +125,6 @@ class CollectiveHardware:
         self.provenance = kernel_provenance(
             config, device, process_group.link_of(ranks.backend, ranks.networks), self._size
         )
-
-    @property
-    def time_share(self) -> TimeShare:
-        """Return kernel plus communication time of the slowest rank, and wall time since the hardware was opened."""
-        return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
 
     def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Measure all shards at once, and the communication between them.
@@ -170,7 +164,9 @@ class CollectiveHardware:
             if finding.problem in (process_group.INPUT_REFUSED, process_group.MEASURING_FAILED):
                 kind = BadInput if finding.problem == process_group.INPUT_REFUSED else MeasurementFailed
                 raise kind(f"rank {rank} cannot measure {what}: {finding.reason}")
-        self._kernel_s += _kernel_s([finding.steps for finding in findings])
+        together = zip(*(finding.steps for finding in findings if finding.steps), strict=True)
+        slowest_ms = (max(getattr(step, phase) for step in steps) for steps in together for phase in TIMED_PHASES)
+        self._kernel_s += float(sum(slowest_ms)) / 1e3
         return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
     def run_on_all(self, job: jobs.RankJob, during: str) -> list[Any]:
@@ -279,13 +275,6 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
         DeviceCost.out_of_memory() if finding.problem == OUT_OF_MEMORY else device_cost(steps)
         for finding, steps in zip(findings, timed, strict=True)
     )
-
-
-def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
-    """Add up the slowest rank's time of each timed phase, over phases and steps, s."""
-    together = zip(*filter(None, steps_of_ranks), strict=True)
-    slowest_ms = [max(getattr(step, phase) for step in steps) for steps in together for phase in TIMED_PHASES]
-    return float(sum(slowest_ms)) / 1e3
 
 
 def serve(config: MeasureConfig, kinds: jobs.Kinds = jobs.JOBS) -> None:

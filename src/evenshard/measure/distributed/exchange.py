@@ -109,13 +109,9 @@ def measure_shard(worker: Worker, task: ShardingTask, placement: Placement) -> F
     If a rank runs out of memory, there is no all-to-all: the other ranks then time their shards alone, with all-to-all
     and waiting times of 0.
     """
-    finding = Finding()
-    for _ in range(2):  # memory of earlier shards may cause the first attempt to fail
-        finding, worst = run_together(worker, lambda: _run_steps(worker, task, placement, together=True))
-        if worst != OUT_OF_MEMORY:
-            return finding
-        worker.kernels.free()
-    return finding if finding.problem else measure_alone(worker, task, placement)
+    finding, worst = run_together(worker, lambda: _run_steps(worker, task, placement, together=True))
+    alone = worst == OUT_OF_MEMORY and not finding.problem
+    return measure_alone(worker, task, placement) if alone else finding
 
 
 def measure_alone(worker: Worker, task: ShardingTask, placement: Placement) -> Finding:
@@ -128,14 +124,18 @@ def measure_alone(worker: Worker, task: ShardingTask, placement: Placement) -> F
 
 
 def run_together(worker: Worker, steps: Callable[[], tuple[Step, ...]]) -> tuple[Finding, str]:
-    """Run steps on all ranks; return this rank's finding and the worst problem of any rank."""
-    try:
-        finding = try_steps(steps)
-    except process_group.PeerStopped as stopped:
-        return Finding(), stopped.problem
-    if finding.problem == process_group.FINE:
-        return finding, process_group.FINE
-    return finding, worker.ranks.agree(finding.problem)
+    """Run steps on all ranks, again if one is out of memory; return own finding and the worst problem of any rank."""
+    finding, worst = Finding(), process_group.FINE
+    for _ in range(2):  # memory of earlier placements may cause the first attempt to fail
+        try:
+            finding = try_steps(steps)
+            worst = worker.ranks.agree(finding.problem) if finding.problem else process_group.FINE
+        except process_group.PeerStopped as stopped:
+            finding, worst = Finding(), stopped.problem
+        if worst != OUT_OF_MEMORY:
+            break
+        worker.kernels.free()
+    return finding, worst
 
 
 def try_steps(run: Callable[[], tuple[Step, ...]]) -> Finding:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from evenshard.base.documents import load_json
 from evenshard.base.errors import BadConfig
@@ -150,7 +151,7 @@ class TimeExchanges:
                 )
                 own, others = sent[: sum(splits.sent)], received[: sum(splits.received)]
                 ranks.barrier()
-                yield ranks.all_to_all_ms(others, own, splits, group)
+                yield ranks.time_collectives(partial(ranks.all_to_all, others, own, splits, group))
 
         return _compute_medians(run_pass, TIMED_PASSES)
 
@@ -179,9 +180,9 @@ class TimeCollectives:
         group = None if size == ranks.size else ranks.node_group(size)
         part, whole = (torch.zeros(most, device=ranks.device) for most in (max(self.values), size * max(self.values)))
         calls: list[Callable[[torch.Tensor, torch.Tensor], None]] = [
-            lambda own, buffer: ranks.all_gather(buffer, own, group),
+            lambda own, buffer: dist.all_gather(list(buffer.view(-1, own.numel())), own, group=group),
             lambda own, buffer: ranks.reduce_scatter(own, buffer, group),
-            lambda own, buffer: ranks.all_reduce(buffer, group),
+            lambda own, buffer: dist.all_reduce(buffer, group=group),
         ]
 
         def run_pass() -> Iterator[float]:

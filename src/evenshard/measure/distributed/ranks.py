@@ -114,7 +114,8 @@ class Ranks:
                     timeout=timedelta(seconds=timeout_s),
                 )
             little = torch.zeros(size, device=device)
-            self.all_to_all_ms(torch.empty_like(little), little, Splits((1,) * size, (1,) * size))
+            splits = Splits((1,) * size, (1,) * size)
+            self.time_collectives(lambda: self.all_to_all(torch.empty_like(little), little, splits))
             own = networks_in(log) if self.backend == "nccl" else set()
         self.networks = {
             network for of_rank in self.gather(json.dumps(sorted(own)).encode()) for network in json.loads(of_rank)
@@ -152,14 +153,13 @@ class Ranks:
             watch.mark()
             run()
             watch.mark()
-            self._wait_for_device()
+            if self.device.type == "cuda":  # wait until the timeout: a collective with a lost rank never completes
+                stream = torch.cuda.current_stream(self.device)
+                deadline = time.monotonic() + self._timeout_s
+                while not stream.query():
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(f"{self.backend} did not finish a collective within {self._timeout_s:g} s")
         return watch.laps_ms()[0]
-
-    def all_to_all_ms(
-        self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
-    ) -> float:
-        """Run one all-to-all of flat tensors on the device and return its duration on this rank, ms."""
-        return self.time_collectives(lambda: self.all_to_all(received, sent, splits, group))
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
@@ -175,14 +175,6 @@ class Ranks:
         received = torch.empty_like(buffer)
         dist.all_to_all_single(received, buffer, group=group)
         torch.sum(received.view(-1, own.numel()), dim=0, out=own)
-
-    def all_gather(self, buffer: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Fill a flat buffer with the tensors ``own`` of all ranks of a group, in their order."""
-        dist.all_gather(list(buffer.view(-1, own.numel())), own, group=group)
-
-    def all_reduce(self, summed: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Sum a tensor over the ranks of a group, in place; None for all ranks."""
-        dist.all_reduce(summed, group=group)
 
     def node_group(self, devices_per_node: int) -> dist.ProcessGroup:
         """Return the group of this rank's node; all ranks must call this at the same time."""
@@ -206,16 +198,6 @@ class Ranks:
             everyones = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
             dist.gather(padded, everyones)
         return [bytes(sent[:size].numpy()) for sent, size in zip(everyones or [], lengths, strict=False)]
-
-    def _wait_for_device(self) -> None:
-        """Wait for queued work until the timeout, because a collective with a lost rank never completes."""
-        if self.device.type != "cuda":
-            return
-        stream = torch.cuda.current_stream(self.device)
-        deadline = time.monotonic() + self._timeout_s
-        while not stream.query():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.backend} did not finish a collective within {self._timeout_s:g} s")
 
     @contextmanager
     def _detect_lost_peer(self) -> Iterator[None]:

@@ -83,24 +83,18 @@ def list_fused_calls(trace: Trace) -> list[FusedCall]:
             work[id(op)].append(kernel)
     calls = []
     for step, forwards in forward_of.items():
-        backwards = _match_backwards(forwards, backward_of[step])
+        backward_of[step].sort(key=lambda op: op.sequence or 0)
+        backwards: Sequence[Op | None] = backward_of[step]
+        if len(backwards) != len(forwards):  # match them by autograd's sequence numbers
+            by_sequence: dict[int | None, Op] = {op.sequence: op for op in backward_of[step] if op.sequence is not None}
+            backwards = [by_sequence.get(lookup.sequence) for lookup, _ in forwards]
         for position, ((lookup, check), backward) in enumerate(zip(forwards, backwards, strict=True)):
-            calls.append(_call(trace, step, position, lookup, check, backward, work))
+            calls.append(_call(trace, position, lookup, check, backward, work))
     return calls
-
-
-def _match_backwards(forwards: list[tuple[Op, Op | None]], backwards: list[Op]) -> Sequence[Op | None]:
-    """Return the backward operator of each forward, matched by autograd's sequence numbers."""
-    ordered = sorted(backwards, key=lambda op: op.sequence or 0)
-    if len(ordered) == len(forwards):
-        return ordered
-    by_sequence = {op.sequence: op for op in backwards}
-    return [by_sequence.get(lookup.sequence) if lookup.sequence is not None else None for lookup, _ in forwards]
 
 
 def _call(
     trace: Trace,
-    step: int | None,
     position: int,
     lookup: Op,
     check: Op | None,
@@ -126,7 +120,7 @@ def _call(
     return FusedCall(
         rank=trace.rank,
         gpu=trace.gpu,
-        step=step,
+        step=trace.step_at(lookup.start_us),
         position=position,
         optimizer=found[1] or found[2] or DENSE,
         weighted=weighted,

@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -69,7 +68,6 @@ class GpuWork:
     name: str
     start_us: float
     duration_us: float
-    stream: int
     op: Op
 
     @property
@@ -96,12 +94,8 @@ class Trace:
 
     def step_at(self, moment_us: float) -> int | None:
         """Return the number of the training step at a time of the CPU's clock; None outside all steps."""
-        found = bisect_right(self._step_starts, moment_us) - 1
+        found = bisect_right(self.steps, moment_us, key=lambda step: step[1]) - 1
         return self.steps[found][0] if found >= 0 and moment_us <= self.steps[found][2] else None
-
-    @cached_property
-    def _step_starts(self) -> list[float]:
-        return [start for _, start, _ in self.steps]
 
 
 def read_traces(path: Path) -> Iterator[Trace]:
@@ -118,10 +112,10 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with ExitStack() as opened:
             packed = opened.enter_context(path.open("rb"))
-            file = opened.enter_context(gzip.open(packed)) if is_gzipped(path) else packed
-            begin = file.read(tarfile.BLOCKSIZE)
+            file: Any = opened.enter_context(gzip.open(packed)) if is_gzipped(path) else packed
+            is_archive = tarfile.is_tarfile(file)
             file.seek(0)
-            if _begins_archive(begin):
+            if is_archive:
                 archive = opened.enter_context(tarfile.open(fileobj=file, mode="r|"))
                 yield from _members(path, archive)
             else:
@@ -131,14 +125,6 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         problem = f"it is incomplete or not a trace ({reason_of(error)})"
         raise BadFile(path, problem, f"Copy or record it again. {HOW_TO_RECORD}.") from None
-
-
-def _begins_archive(begin: bytes) -> bool:
-    try:
-        tarfile.TarInfo.frombuf(begin, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return False
-    return True
 
 
 def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
@@ -222,7 +208,7 @@ def _parse_events(source: str, document: Mapping[str, Any], events: list[dict[st
         return next((op for op in last.around() if op.end_us >= moment), None) if last is not None else None
 
     work = [
-        GpuWork(str(event["name"]), _time(event, "ts"), _time(event, "dur"), int(event["args"].get("stream", 0)), op)
+        GpuWork(str(event["name"]), _time(event, "ts"), _time(event, "dur"), op)
         for event in on_gpu
         if (op := find_starter(event)) is not None
     ]
