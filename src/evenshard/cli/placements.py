@@ -123,12 +123,12 @@ def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from evenshard.torchrec.plan.verify import Job, verify
+    from evenshard.torchrec.plan.verify import Job, verify, world_size_of_process
 
     sizes = args.sharding_group_size, args.node_group_size
     if sizes != (None, None) and not args.job:
         raise BadConfig("2D groups are groups of a job's ranks. Add --job.")
-    job = Job.of(_world_size(), *sizes) if args.job else None
+    job = Job.of(world_size_of_process(), *sizes) if args.job else None
     model = None if args.model is None else _build_model(args.model)
     memory = {"memory_cap_gb": args.memory_cap_gb, "hardware": args.hardware}
     found = verify(args.plan, model, job, against=args.against, dense_optimizer=args.dense_optimizer, **memory)
@@ -144,13 +144,6 @@ def _verify(args: argparse.Namespace) -> int:
         for line in lines:
             console.print(f"{what:<12} {printable(line)}", soft_wrap=True)
     return 1 if found.problems else 0
-
-
-def _world_size() -> int:
-    text = os.environ.get("WORLD_SIZE", "")
-    if not text.isdecimal() or not int(text):
-        raise BadConfig(f"--job: WORLD_SIZE is {text!r}. Set the environment of the job, such as WORLD_SIZE=16.")
-    return int(text)
 
 
 def _build_model(where: str) -> Any:
