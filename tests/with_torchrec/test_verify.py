@@ -136,7 +136,7 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "leaves optimizer": (None, {"model": {"optimizer": torch.optim.Adagrad}}, "is data_parallel: your dense optimizer"),
     "mean by rows": (None, {"types": {"mean": "row_wise"}}, "TorchRec trains row-wise MEAN correctly only if all"),
     "mean grid": (None, {"types": {"mean": "grid_shard"}}, "is sharded grid_shard, with which TorchRec trains MEAN"),
-    "sequence in a node": (None, {"types": {"s_table": "table_row_wise"}}, "of an EmbeddingCollection is sharded table"),
+    "sequence in a node": (None, {"types": {"s_table": "table_row_wise"}}, "of an EmbeddingCollection is sharded"),
     "memory": (None, {"cap": 1e-6}, "device 3 needs 3.75 KB, but has 1.05 KB"),
 }  # fmt: skip
 

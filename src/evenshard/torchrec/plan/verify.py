@@ -30,7 +30,6 @@ from evenshard.placement.task import used_bytes
 from evenshard.planner.memory import default_memory_gb
 from evenshard.planner.output_order import BY_NAME, order_changes, output_orders
 from evenshard.planner.request import PlacementRequest, caps_of
-from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.topology import (
     DENSE_KERNEL,
@@ -210,15 +209,12 @@ class _Check:
     def check(self, cap_gb: float | None) -> None:
         """Find the problems of the plan by itself; ``cap_gb`` is the memory of each device, if it is known."""
         says, layout, job, machine = self.says, self.layout, self.job, self.machine
-        local = layout.local_world_size if job is None else job.local_world_size
-        if job is not None:
-            for what, own, of_job in (
-                ("ranks", layout.world_size, job.world_size),
-                ("ranks per node", layout.local_world_size, local),
-            ):
-                if own and of_job and own != of_job:
-                    wrong = f"the plan is for {own} {what}, but the job has {of_job}"
-                    says.problems.append(f"{wrong}. Place the tables again for this job.")
+        stated = layout.world_size, layout.local_world_size
+        given = stated if job is None else (job.world_size, job.local_world_size)
+        for what, own, of_job in zip(("ranks", "ranks per node"), stated, given, strict=True):
+            if own and of_job and own != of_job:
+                wrong = f"the plan is for {own} {what}, but the job has {of_job}"
+                says.problems.append(f"{wrong}. Place the tables again for this job.")
         for name, entry in self.entries.items():
             try:
                 if entry.shards or entry.sharding_type not in REPLICATED:
@@ -227,7 +223,7 @@ class _Check:
                 else:  # TorchRec lists no shards of replicas
                     table = self.tables.setdefault(name, Table(name, 1, COLUMN_STEP, 1.0))
                     parts = (replica(table, entry.ranks or range(machine.num_devices)),)
-                if (problem := shard_problem(entry, parts, table, machine, local)) is None:
+                if (problem := _shard_problem(entry, parts, table, machine, given[1])) is None:
                     self.parts[name] = parts
                 self._add(name, problem)
             except BadConfig as error:
@@ -243,16 +239,14 @@ class _Check:
             says.unchecked.append("ranks of the job (--job)")
 
     def _check_training(self) -> None:
-        says, asked, device = self.says, self.layout.request, self.layout.compute_device
+        says, layout, asked, device = self.says, self.layout, self.layout.request, self.layout.compute_device
         optimizers = {} if asked is None else {name: asked.optimizer_of(name) for name in self.tables}
         optimizers |= {name: fused.word for name, fused in self.fused.items() if fused.is_known}
         dense = {name for name, entry in self.entries.items() if entry.compute_kernel == DENSE_KERNEL}
-        says.problems += self.layout.replicas.list_leaving(
-            {name: self.fused[name] for name in self.fused if name in dense}
-        )
+        says.problems += layout.replicas.list_leaving({name: self.fused[name] for name in self.fused if name in dense})
         for name, entry in self.entries.items():
             if name in self.tables:
-                self._add(name, *kernel_problems(entry, self.tables[name], device, optimizers.get(name, "")))
+                self._add(name, *_kernel_problems(entry, self.tables[name], device, optimizers.get(name, "")))
         says.checked.append(f"kernels and widths on {device}")
         what = "data types, pooling, optimizers"
         if asked is None and not self.located:
@@ -279,7 +273,6 @@ class _Check:
                 caps_bytes=(0,) * num_devices,
                 batch_size=num_devices,
                 machine=replace(self.machine, inter="infiniband_ndr", host_bytes=on_hosts, ssd_bytes=on_hosts),
-                hardware="cpu" if self.layout.compute_device == "cpu" else DEFAULT_HARDWARE,
                 table_optimizers={name: fused.word for name, fused in self.fused.items() if name in self.tables},
             )
         if self.request is None or (cap_gb is None and self.layout.request is None):
@@ -301,7 +294,7 @@ class _Check:
             keys = match_names([*self.entries], old.entries)
             for name, entry in self.entries.items():
                 saved, states = old.entries.get(keys.get(name, "")), states_of.get(name.rpartition(".")[2], {})
-                self._add(name, checkpoint_problem(entry, self.tables[name], saved, states))
+                self._add(name, _checkpoint_problem(entry, self.tables[name], saved, states))
             self.says.checked.append("the checkpoint")
             return
         old.check(None)
@@ -331,18 +324,13 @@ class _Check:
 # Checks of a table ----------------------------------------------------------------------------------------------------
 
 
-def shard_problem(
-    entry: TableEntry, parts: Sequence[TablePart], table: Table, machine: Nodes, local_world_size: int = 0
+def _shard_problem(
+    entry: TableEntry, parts: Sequence[TablePart], table: Table, machine: Nodes, local_world_size: int
 ) -> str | None:
     """Return the first reason that shards do not cover a table, or are not on the ranks that TorchRec uses.
 
-    Args:
-        parts: the entry's parts, without empty ones.
-        machine: ranks; its nodes are the ranks over which TorchRec cuts rows (``Job.node_size``).
-        local_world_size: ranks per host, which number its GPUs; 0 if unknown.
-
-    Raises:
-        BadConfig: if rows are cut into other blocks than TorchRec's.
+    ``machine`` has nodes of ``Job.node_size`` ranks; ``local_world_size`` ranks per host number the GPUs, 0 if unknown.
+    Raise BadConfig if rows are cut into other blocks than TorchRec's.
     """
     if not entry.sharding_type:  # of a checkpoint
         return tiling_problem(parts, table)
@@ -350,37 +338,34 @@ def shard_problem(
         return f"is sharded {brief(entry.sharding_type)}. Choose from {', '.join(SHARDING_TYPES)}."
     kind, everywhere = TYPES[entry.sharding_type], range(machine.num_devices)
     again = f"({machine.devices_per_node} ranks per node). Place the tables again for this job."
+    on_ranks = f"the ranks {brief(entry.ranks)}"
     if outside := {*entry.ranks} - {*everywhere}:
         return f"is on rank {max(outside)}, but the ranks are 0 to {machine.num_devices - 1}. Place it again."
+    if kind.is_replicated and parts[0].devices != (*everywhere,):
+        return f"is {kind.name} on {on_ranks}, not once on each of {machine.num_devices}. Place it again."
     for rank, shard in zip(entry.ranks, entry.shards, strict=False):
         where, _, device = shard.placement.partition("/")
-        gpu = device.partition(":")[2]
         if where != f"rank:{rank}":
             placements = cut(", ".join(shard.placement for shard in entry.shards))
-            return f"is on the ranks {brief(entry.ranks)}, but its shards are on {placements}. Make a new plan."
-        if local_world_size and gpu not in ("", str(rank % local_world_size)):
-            own = f"GPU {rank % local_world_size} of its host ({local_world_size} ranks per host)"
-            return f"is on GPU {gpu} of rank {rank}, which has {own}. Place the tables again for this job."
+            return f"is on {on_ranks}, but its shards are on {placements}. Make a new plan."
+        gpu, own = device.partition(":")[2], str(rank % local_world_size) if local_world_size else ""
+        if own and gpu not in ("", own):
+            host = f"GPU {own} of its host ({local_world_size} ranks per host)"
+            return f"is on GPU {gpu} of rank {rank}, which has {host}. Place the tables again for this job."
     if problem := tiling_problem(parts, table):
         return problem
-    if kind.is_replicated:
-        if parts[0].devices == (*everywhere,):
-            return None
-        ranks = f"the ranks {brief(entry.ranks)}, not once on each of {machine.num_devices}"
-        return f"is {kind.name} on {ranks}. Place it again."
-    rows, columns = ({getattr(part, of) for part in parts} for of in ("rows", "columns"))
-    if (len(rows) > 1 and not kind.cuts_rows) or (len(columns) > 1 and not kind.cuts_columns):
+    rows, columns = {part.rows for part in parts}, {part.columns for part in parts}
+    if len(rows) > 1 > kind.cuts_rows or len(columns) > 1 > kind.cuts_columns:
         return f"is {kind.name}, but its shards are cut in another way. Make a new plan."
     expected = tuple(rank for rank, _, _ in row_blocks(parts, table, machine, kind.name)) if kind.cuts_rows else ()
     if kind.cuts_rows and entry.ranks != expected:
-        ranks = f"the ranks {brief(entry.ranks)}, but TorchRec looks up its rows on {brief(expected)}"
-        return f"is {kind.name} on {ranks} {again}"
+        return f"is {kind.name} on {on_ranks}, but TorchRec looks up its rows on {brief(expected)} {again}"
     if len({rank // kind.home_span(machine) for rank in entry.ranks}) > 1:
         return f"is {kind.name}, but its ranks {brief(entry.ranks)} are on several nodes {again}"
     return None
 
 
-def kernel_problems(entry: TableEntry, table: Table, compute_device: str, optimizer: str) -> Iterator[str]:
+def _kernel_problems(entry: TableEntry, table: Table, compute_device: str, optimizer: str) -> Iterator[str]:
     """Yield the reasons that TorchRec, FBGEMM or the device cannot train a table; ``optimizer`` is "" if unknown."""
     kernel, widths = entry.compute_kernel, [shard.shard_sizes[1] for shard in entry.shards]
     if kernel not in (*KERNELS_OF_TABLES, DENSE_KERNEL, *OTHER_KERNELS):
@@ -403,14 +388,12 @@ def kernel_problems(entry: TableEntry, table: Table, compute_device: str, optimi
         yield f"has the optimizer {optimizer}, for which FBGEMM has no kernel on CPUs. Choose from {able}."
 
 
-def checkpoint_problem(
+def _checkpoint_problem(
     entry: TableEntry, table: Table, saved: TableEntry | None, states: Mapping[str, Sequence[int]]
 ) -> str | None:
     """Return the reason that a table's checkpoint does not load under a plan; docs/running_jobs.md has the rules.
 
-    Args:
-        saved: the table's chunks in the checkpoint.
-        states: shapes of the table's optimizer states in the checkpoint; names of fused states contain a dot.
+    ``saved`` has the table's chunks, ``states`` the shapes of its optimizer states; names of fused states have a dot.
     """
     if saved is None:
         return "is not in the checkpoint (Missing key). Leave it out of the state to load."
