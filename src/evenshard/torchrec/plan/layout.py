@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
 from evenshard.base.documents import read_json
-from evenshard.base.errors import BadConfig, BadFile, blame_file
-from evenshard.base.messages import brief
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.messages import brief, reason_of
 from evenshard.base.typed import read_record
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
@@ -54,14 +52,10 @@ class Layout:
     @property
     def machine(self) -> Nodes:
         """Return the ranks and nodes that the plan states, or else the fewest that its shards need."""
-        world_size = (
-            self.world_size or max((max(entry.ranks, default=0) for entry in self.entries.values()), default=0) + 1
-        )
-        widths = (
-            len(entry.ranks) // len({shard.shard_offsets[1] for shard in entry.shards})
-            for entry in self.entries.values()
-            if entry.sharding_type in (*NODE_ROWS, *GRIDS) and entry.shards and entry.ranks
-        )
+        entries = [entry for entry in self.entries.values() if entry.ranks]
+        world_size = self.world_size or max((max(entry.ranks) for entry in entries), default=0) + 1
+        in_nodes = (entry for entry in entries if entry.shards and entry.sharding_type in (*NODE_ROWS, *GRIDS))
+        widths = (len(entry.ranks) // len({shard.shard_offsets[1] for shard in entry.shards}) for entry in in_nodes)
         node = self.local_world_size or next(widths, world_size)
         return Nodes(-(-world_size // node) * node, node)
 
@@ -83,12 +77,8 @@ def read_layout(plan: str | Path | ShardingPlan | Layout) -> Layout:
         own = read_record(PlanFile, content, path, _REMEDY)
         replicas = AllowedReplicas(own.dense_optimizer, frozenset(own.replicas_by_name))
         return Layout(own.tables, own.world_size, own.local_world_size, own.compute_device, replicas)
-    content = content if isinstance(content, dict) and "plan" in content else {"plan": content}
-    return _of_torchrec(read_record(_TorchRecFile, content, path, _REMEDY).plan)
-
-
-class _TorchRecFile(BaseModel):
-    plan: dict[str, dict[str, TableEntry]]  # as TorchRec's ``ShardingPlan._serialize`` returns it
+    modules = content.get("plan", content) if isinstance(content, dict) else content
+    return _of_torchrec(read_record(dict[str, dict[str, TableEntry]], modules, path, _REMEDY))
 
 
 def _of_torchrec(modules: Mapping[str, Mapping[str, TableEntry]]) -> Layout:
@@ -150,26 +140,25 @@ class _Metadata(pickle.Unpickler):
         raise BadConfig(f"it contains {module}.{name}")
 
 
-@blame_file
 def _read_checkpoint(path: Path) -> Layout:
     require_torchrec()
     try:
         with path.open("rb") as file:
             found = _Metadata(file).load().state_dict_metadata
-    except (BadConfig, FileNotFoundError) as error:
-        raise BadFile(path, f"is not the metadata of a checkpoint ({error})", _REMEDY) from None
+    except Exception as error:  # a broken pickle may fail in any way
+        raise BadFile(path, f"is not the metadata of a checkpoint ({reason_of(error)})", _REMEDY) from None
     entries, states = dict[str, TableEntry](), defaultdict[str, dict[str, tuple[int, ...]]](dict)
-    for key, one in found.items():
+    for key, tensor in found.items():
         named = _WEIGHT.fullmatch(key)
-        if named is None or not hasattr(one, "chunks"):
+        if named is None or not hasattr(tensor, "chunks"):
             continue
         if named["state"]:
-            states[named["table"]][named["state"]] = tuple(one.size)
-            continue
-        shards = tuple(_shard(chunk.offsets, chunk.sizes) for chunk in one.chunks)
-        ranks = (0,) * len(shards)
-        entry = TableEntry.model_construct(sharding_type="", compute_kernel="", ranks=ranks, shards=shards)
-        entries[qualify_name(named["path"] or "", named["table"])] = entry
+            states[named["table"]][named["state"]] = tuple(tensor.size)
+        else:
+            shards = tuple(_shard(chunk.offsets, chunk.sizes) for chunk in tensor.chunks)
+            entries[qualify_name(named["path"] or "", named["table"])] = TableEntry.model_construct(
+                sharding_type="", compute_kernel="", ranks=(0,) * len(shards), shards=shards
+            )
     if not entries:
         raise BadFile(path, "has no tables of TorchRec", _REMEDY)
     return Layout(entries, states=states)

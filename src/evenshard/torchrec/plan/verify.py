@@ -355,7 +355,7 @@ def _shard_problem(
     if problem := tiling_problem(parts, table):
         return problem
     rows, columns = {part.rows for part in parts}, {part.columns for part in parts}
-    if len(rows) > 1 > kind.cuts_rows or len(columns) > 1 > kind.cuts_columns:
+    if (len(rows) > 1 and not kind.cuts_rows) or (len(columns) > 1 and not kind.cuts_columns):
         return f"is {kind.name}, but its shards are cut in another way. Make a new plan."
     expected = tuple(rank for rank, _, _ in row_blocks(parts, table, machine, kind.name)) if kind.cuts_rows else ()
     if kind.cuts_rows and entry.ranks != expected:
