@@ -312,7 +312,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     written(Path("plan.json"), content())
     Path("model.py").write_text(MODEL)
     for args, world_size, node, code, message in (
-        ("plan.json --job", "4", "4", 1, "4 problems in 11 tables\nproblem      table 'bags.row_wise' is on GPU 0"),
+        ("plan.json --job", "4", "4", 1, "3 problems in 11 tables\nproblem      table 'bags.row_wise' is on GPU 0"),
         ("plan.json --job --json", "4", "2", 0, '"problems": []'),
         ("plan.json --model model.py:build", "4", "2", 1, "table 'a' of the model is not in the plan"),
         ("model.py", "4", "2", 2, "is not a plan"),

@@ -292,7 +292,7 @@ class _Check:
         """Add tables that a checkpoint cannot load, or collections whose outputs another plan has in another order."""
         if (states_of := old.layout.states) is not None:
             keys = match_names([*self.entries], old.entries)
-            for name, entry in self.entries.items():
+            for name, entry in ((name, self.entries[name]) for name in self.parts):
                 saved, states = old.entries.get(keys.get(name, "")), states_of.get(name.rpartition(".")[2], {})
                 self._add(name, _checkpoint_problem(entry, self.tables[name], saved, states))
             self.says.checked.append("the checkpoint")
@@ -341,8 +341,9 @@ def _shard_problem(
     on_ranks = f"the ranks {brief(entry.ranks)}"
     if outside := {*entry.ranks} - {*everywhere}:
         return f"is on rank {max(outside)}, but the ranks are 0 to {machine.num_devices - 1}. Place it again."
-    if kind.is_replicated and parts[0].devices != (*everywhere,):
-        return f"is {kind.name} on {on_ranks}, not once on each of {machine.num_devices}. Place it again."
+    if kind.is_replicated:  # TorchRec reads no placements of replicas
+        missing = f"is {kind.name} on {on_ranks}, not once on each of {machine.num_devices}. Place it again."
+        return tiling_problem(parts, table) if parts[0].devices == (*everywhere,) else missing
     for rank, shard in zip(entry.ranks, entry.shards, strict=False):
         where, _, device = shard.placement.partition("/")
         if where != f"rank:{rank}":
