@@ -85,15 +85,12 @@ def entry(way: str, **fields: Any) -> Any:
     return lambda tables: tables[way].update(fields)
 
 
-def swap(way: str, first: int, second: int, *keys: str) -> Any:
-    """Exchange fields of two shards, or without ``keys`` both the shards and their ranks."""
+def swap(way: str, first: int, second: int) -> Any:
+    """Exchange the offsets of two shards."""
 
     def change(tables: Any) -> None:
-        shards, ranks = tables[way]["shards"], tables[way]["ranks"]
-        for key in keys:
-            shards[first][key], shards[second][key] = shards[second][key], shards[first][key]
-        for listed in () if keys else (shards, ranks):
-            listed[first], listed[second] = listed[second], listed[first]
+        one, other = (tables[way]["shards"][at] for at in (first, second))
+        one["shard_offsets"], other["shard_offsets"] = other["shard_offsets"], one["shard_offsets"]
 
     return change
 
@@ -113,9 +110,10 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "replica missing": (entry("data_parallel", ranks=[0, 1, 2], shards=[]), {}, "not once on each of 4"),
     "replica cut": (lambda tables: [one.update(shard_sizes=[9, 16]) for one in tables["data_parallel"]["shards"]],
                     {}, "'data_parallel' has shards with the rows 0:9"),
-    "blocks swapped": (swap("row_wise", 0, 1, "shard_offsets"), {}, "blocks of 10 rows on the ranks 0 to 3 in order"),
-    "rank order": (swap("row_wise", 0, 3), {}, "ranks (3, 1, 2, 0), but TorchRec looks up its rows on (0, 1, 2, 3)"),
-    "grid mixed": (swap("grid_shard", 1, 3, "shard_offsets"), {}, "'grid_shard' has rows 0:20 on rank 0. TorchRec"),
+    "blocks swapped": (swap("row_wise", 0, 1), {}, "blocks of 10 rows on the ranks 0 to 3 in order"),
+    "rank order": (lambda tables: [tables["row_wise"][key].reverse() for key in ("ranks", "shards")],
+                   {}, "ranks (3, 2, 1, 0), but TorchRec looks up its rows on (0, 1, 2, 3)"),
+    "grid mixed": (swap("grid_shard", 1, 3), {}, "'grid_shard' has rows 0:20 on rank 0. TorchRec"),
     "wrong type": (entry("grid_shard", sharding_type="table_row_wise"), {}, "shards are cut in another way"),
     "unknown type": (entry("table_wise", sharding_type="diagonal"), {}, "'table_wise' is sharded 'diagonal'"),
     "wrong GPU": (shard("table_wise", placement="rank:0/cuda:1"), {}, "is on GPU 1 of rank 0, which has GPU 0 of its"),
