@@ -19,7 +19,7 @@ from benchmarks.shardbench.timed import KERNEL_TIMES, KernelTimes, kernel_times_
 from evenshard.base.errors import BadConfig, BadInput, EvenshardError, InfeasibleTask
 from evenshard.base.outputs import atomic_path
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.placement import check_parts_memory, find_broken_rule, parts_by_table
+from evenshard.placement.placement import check_parts_memory, list_broken_rules, parts_by_table
 from evenshard.placement.task import used_bytes
 from evenshard.planner.pricing import part_costs
 from evenshard.price.step import PartCosts
@@ -98,7 +98,7 @@ def with_costs(result: Result) -> Result:
     costs, kernels, linear, torchrec = _raters(result.cell)
     parts, task = parts_of(result), costs.task
     try:
-        broken = find_broken_rule(task, parts_by_table(task, parts))
+        broken = next(list_broken_rules(task, parts_by_table(task, parts)), None)
     except BadConfig as error:
         broken = str(error)
     if broken is not None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from evenshard.base.errors import InfeasibleTask
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.placement import check_sharding, find_broken_rule, parts_by_table
+from evenshard.placement.placement import check_sharding, list_broken_rules, parts_by_table
 from evenshard.placement.sharding import (
     BY_COLUMNS,
     COLUMN_WISE,
@@ -179,7 +179,7 @@ def can_be_placed(asked: ShardingTask) -> bool:
         for parts in all_parts(one, asked.machine):
             used = used_bytes(alone, parts)
             fits = all(size <= room for size, room in zip(used, asked.room_bytes, strict=True))
-            if fits and find_broken_rule(alone, {one.name: parts}) is None:
+            if fits and not [*list_broken_rules(alone, {one.name: parts})]:
                 kept.setdefault((tuple(used), frozenset(d for part in parts for d in part.devices)), parts)
         options.append(kept)
     for chosen in product(*options):
@@ -187,7 +187,7 @@ def can_be_placed(asked: ShardingTask) -> bool:
         if any(size > room for size, room in zip(used, asked.room_bytes, strict=True)):
             continue
         by_table = {one.name: kept[key] for one, kept, key in zip(asked.tables, options, chosen, strict=True)}
-        if find_broken_rule(asked, by_table) is None:
+        if not [*list_broken_rules(asked, by_table)]:
             return True
     return False
 

@@ -8,7 +8,6 @@ import os
 import runpy
 import sys
 from dataclasses import asdict
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from evenshard.base.console import plain_console
@@ -123,46 +122,29 @@ def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from evenshard.torchrec.plan.verify import Job, verify
+    from evenshard.torchrec.plan.verify import Job, verify, world_size_of_process
 
     sizes = args.sharding_group_size, args.node_group_size
     if sizes != (None, None) and not args.job:
         raise BadConfig("2D groups are groups of a job's ranks. Add --job.")
-    job = Job.of(_world_size(), *sizes) if args.job else None
+    job = Job.of(world_size_of_process(), *sizes) if args.job else None
     model = None if args.model is None else _build_model(args.model)
-    memory = {"memory_cap_gb": args.memory_cap_gb, "hardware": args.hardware}
-    found = verify(args.plan, model, job, against=args.against, dense_optimizer=args.dense_optimizer, **memory)
-    if args.json:
-        print(json.dumps(asdict(found), indent=1))
-        return 1 if found.problems else 0
-    console = plain_console(None)
-    tables, count = count_text(found.num_tables, "table"), len(found.problems)
-    console.print(
-        f"{args.plan}: {count_text(count, 'problem') if count else 'no problems'} in {tables}", soft_wrap=True
-    )
-    for what, lines in (("problem", found.problems), ("checked", found.checked), ("not checked", found.unchecked)):
-        for line in lines:
-            console.print(f"{what:<12} {printable(line)}", soft_wrap=True)
+    given = {key: getattr(args, key) for key in ("against", "memory_cap_gb", "hardware", "dense_optimizer")}
+    found = verify(args.plan, model, job, **given)
+    count = count_text(len(found.problems), "problem") if found.problems else "no problems"
+    lines = [f"{args.plan}: {count} in {count_text(found.num_tables, 'table')}"]
+    for what, listed in (("problem", found.problems), ("checked", found.checked), ("not checked", found.unchecked)):
+        lines += [f"{what:<12} {line}" for line in listed]
+    print(json.dumps(asdict(found), indent=1) if args.json else "\n".join(map(printable, lines)))
     return 1 if found.problems else 0
-
-
-def _world_size() -> int:
-    text = os.environ.get("WORLD_SIZE", "")
-    if not text.isdecimal() or not int(text):
-        raise BadConfig(f"--job: WORLD_SIZE is {text!r}. Set the environment of the job, such as WORLD_SIZE=16.")
-    return int(text)
 
 
 def _build_model(where: str) -> Any:
     """Call the user's function, such as train.py:build or package.module:build, and return its model."""
     home, _, name = where.rpartition(":")
     try:
-        if home.endswith(".py"):
-            build = runpy.run_path(home)[name]
-        else:
-            sys.path.insert(0, os.getcwd())
-            build = getattr(import_module(home), name)
-        return build()
+        sys.path.insert(0, os.getcwd())
+        return (runpy.run_path if home.endswith(".py") else runpy.run_module)(home)[name]()
     except Exception as error:  # the user's code may fail in any way
         problem = f"--model is {where}: {type(error).__name__}: {reason_of(error)}"
         raise BadConfig(f"{problem}. Name a function without arguments, such as train.py:build.") from error

@@ -116,7 +116,7 @@ def group_parts(
 def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     """Raise InfeasibleTask if the parts exceed memory or break a rule; BadConfig as in ``parts_by_table``."""
     by_table = parts_by_table(task, parts)
-    if (broken := find_broken_rule(task, by_table)) is not None:
+    for broken in list_broken_rules(task, by_table):
         raise InfeasibleTask(f"{broken}. Place it again.")
     check_parts_memory(task, parts)
 
@@ -144,12 +144,9 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
         raise InfeasibleTask(problem)
 
 
-def list_memory_problems(
-    task: ShardingTask, parts: Sequence[TablePart], used_of_devices: Sequence[int] | None = None
-) -> Iterator[str]:
+def list_memory_problems(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[str]:
     """Yield each device or host whose available memory the parts exceed, as a sentence with a remedy."""
-    used_of_devices = used_bytes(task, parts) if used_of_devices is None else used_of_devices
-    for device, (used, room) in enumerate(zip(used_of_devices, task.room_bytes, strict=True)):
+    for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
         if used > room:
             yield f"device {device} needs {gb_text(used)}, but has {gb_text(room)}. Raise memory_cap_gb or num_devices."
     if all(part.storage == ON_DEVICE for part in parts):
@@ -183,20 +180,19 @@ def require_row_wise_means(task: ShardingTask, by_table: Mapping[str, Sequence[T
     return restrict_to_row_wise(task, row_wise_means(task, by_table))
 
 
-def find_broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> str | None:
-    """Describe the first rule of the task that the parts break; None if they follow all rules."""
+def list_broken_rules(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Iterator[str]:
+    """Describe each table and each group of tables that breaks a rule of the task, by its first broken rule."""
     task = require_row_wise_means(task, by_table)
     devices_of = [{device for part in by_table[table.name] for device in part.devices} for table in task.tables]
     for position, table in enumerate(task.tables):
         if (broken := find_broken_limit(task, position, by_table[table.name])) is not None:
-            return broken
+            yield broken
     for group in task.together:
         if len({tuple(sorted(devices_of[position])) for position in group}) > 1:
-            return f"tables {_names(task, group)} are not on the same device"
+            yield f"tables {_names(task, group)} are not on the same device"
     for group in task.apart:
         if len(set().union(*(devices_of[position] for position in group))) < sum(len(devices_of[p]) for p in group):
-            return f"tables {_names(task, group)} share a device"
-    return None
+            yield f"tables {_names(task, group)} share a device"
 
 
 def find_broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePart]) -> str | None:

@@ -14,7 +14,7 @@ from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.messages import brief
 from evenshard.base.providers import load_provider
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import find_broken_rule, parts_by_table
+from evenshard.placement.placement import list_broken_rules, parts_by_table
 from evenshard.placement.task import TASK_ID
 from evenshard.planner.answer import Baseline, DifferenceInterval
 from evenshard.planner.pricing import PartsMeasurer
@@ -112,4 +112,4 @@ def place_by_heuristic(costs: PartCosts) -> Candidate:
 
 def find_violation(costs: PartCosts, parts: Sequence[TablePart]) -> str:
     """Return a clause that names the placement rule that is violated; empty if none is."""
-    return find_broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""
+    return next(list_broken_rules(costs.task, parts_by_table(costs.task, parts)), "")

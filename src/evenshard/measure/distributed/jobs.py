@@ -25,7 +25,7 @@ from evenshard.measure.distributed.exchange import Finding, Worker, measure_shar
 from evenshard.measure.distributed.ranks import Splits
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement, find_broken_rule, parts_by_table
+from evenshard.placement.placement import Placement, list_broken_rules, parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
@@ -100,7 +100,7 @@ class MeasurePlacement(PlacementJob):
     def check(self, num_ranks: int) -> None:
         """Check the job; see ``RankJob``."""
         super().check(num_ranks)
-        if broken := find_broken_rule(self.task, parts_by_table(self.task, self.parts)):
+        for broken in list_broken_rules(self.task, parts_by_table(self.task, self.parts)):
             raise ValueError(broken)
 
     def run(self, worker: Worker) -> Finding:

@@ -109,7 +109,7 @@ def table_entry(
     if TYPES[own_type].is_replicated:
         placed = [(rank, parts[0].rows, parts[0].columns) for rank in range(machine.num_devices)]
     elif TYPES[own_type].cuts_rows:
-        placed = list(_row_blocks(parts, table, machine, own_type))
+        placed = list(row_blocks(parts, table, machine, own_type))
     else:
         placed = [(part.device, part.rows, part.columns) for part in parts]
     kept = _storage(table, parts[0].storage, compute_device)
@@ -168,10 +168,10 @@ def table_of_parts(name: str, parts: Sequence[TablePart]) -> Table:
     return Table(name, num_rows, max((part.columns.stop for part in parts), default=0), 1.0)
 
 
-def _row_blocks(
+def row_blocks(
     parts: Sequence[TablePart], table: Table, machine: Nodes, own_type: str
 ) -> Iterator[tuple[int, Span, Span]]:
-    """Yield rank, rows and columns of each block of rows, including empty blocks."""
+    """Yield rank, rows and columns of each block of rows, including empty blocks; raise BadConfig for other blocks."""
     for columns, of_columns in groupby(parts, key=lambda part: part.columns):
         held = {part.device: part.rows for part in of_columns}
         ranks = TYPES[own_type].row_devices(machine, min(held))
@@ -182,8 +182,8 @@ def _row_blocks(
         if held != {rank: rows for rank, rows in blocks.items() if rows.size}:
             where = cut(", ".join(f"{rows} on rank {rank}" for rank, rows in sorted(held.items())))
             raise BadConfig(
-                f"table {brief(table.name)} has rows {where}. TorchRec needs blocks of {block} rows in the order of "
-                f"the ranks. Place the table again."
+                f"table {brief(table.name)} has rows {where}. TorchRec needs blocks of {block} rows on the ranks "
+                f"{ranks[0]} to {ranks[-1]} in order ({machine.devices_per_node} ranks per node). Place it again."
             )
         for rank, rows in blocks.items():
             yield rank, rows, columns

@@ -8,16 +8,14 @@ from __future__ import annotations
 import pickle
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
 from evenshard.base.documents import read_json
-from evenshard.base.errors import BadConfig, BadFile, blame_file
-from evenshard.base.messages import brief
+from evenshard.base.errors import BadConfig, BadFile
+from evenshard.base.messages import brief, reason_of
 from evenshard.base.typed import read_record
 from evenshard.placement.nodes import Nodes
 from evenshard.placement.parts import TablePart
@@ -29,6 +27,7 @@ from evenshard.torchrec.baseline.topology import require_torchrec
 from evenshard.torchrec.model.fused_optimizers import AllowedReplicas
 from evenshard.torchrec.model.modules import qualify_name
 from evenshard.torchrec.plan.entries import CacheEntry, PlanFile, ShardEntry, TableEntry, table_entry
+from evenshard.torchrec.plan.plans import parts_on_machine
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding, ShardingPlan
@@ -53,21 +52,21 @@ class Layout:
     @property
     def machine(self) -> Nodes:
         """Return the ranks and nodes that the plan states, or else the fewest that its shards need."""
-        entries = self.entries.values()
-        world_size = self.world_size or max((rank for entry in entries for rank in entry.ranks), default=0) + 1
-        in_nodes = (entry for entry in entries if entry.sharding_type in (*NODE_ROWS, *GRIDS) and entry.ranks)
-        sizes = (
-            len(entry.ranks) // len({shard.shard_offsets[1] for shard in entry.shards} or "1") for entry in in_nodes
-        )
-        node = self.local_world_size or max(next(sizes, world_size), 1)
+        entries = [entry for entry in self.entries.values() if entry.ranks]
+        world_size = self.world_size or max((max(entry.ranks) for entry in entries), default=0) + 1
+        in_nodes = (entry for entry in entries if entry.shards and entry.sharding_type in (*NODE_ROWS, *GRIDS))
+        widths = (len(entry.ranks) // len({shard.shard_offsets[1] for shard in entry.shards}) for entry in in_nodes)
+        node = self.local_world_size or next(widths, world_size)
         return Nodes(-(-world_size // node) * node, node)
 
 
-def read_layout(plan: str | Path | ShardingPlan) -> Layout:
+def read_layout(plan: str | Path | ShardingPlan | Layout) -> Layout:
     """Read a plan of any planner; raise BadFile if its file cannot be read."""
+    if isinstance(plan, Layout):
+        return plan
     if not isinstance(plan, str | Path):
         modules = {path: module for path, module in plan.plan.items() if isinstance(module, Mapping)}
-        return _of_torchrec({path: {name: _entry(one) for name, one in of.items()} for path, of in modules.items()})
+        return _of_torchrec({path: {name: _entry(own) for name, own in of.items()} for path, of in modules.items()})
     path = Path(plan)
     if path.name == ".metadata" or path.is_dir():
         return _read_checkpoint(path / ".metadata" if path.is_dir() else path)
@@ -78,12 +77,8 @@ def read_layout(plan: str | Path | ShardingPlan) -> Layout:
         own = read_record(PlanFile, content, path, _REMEDY)
         replicas = AllowedReplicas(own.dense_optimizer, frozenset(own.replicas_by_name))
         return Layout(own.tables, own.world_size, own.local_world_size, own.compute_device, replicas)
-    content = content if isinstance(content, dict) and "plan" in content else {"plan": content}
-    return _of_torchrec(read_record(_TorchRecFile, content, path, _REMEDY).plan)
-
-
-class _TorchRecFile(BaseModel):
-    plan: dict[str, dict[str, TableEntry]]  # as TorchRec's ``ShardingPlan._serialize`` returns it
+    modules = content.get("plan", content) if isinstance(content, dict) else content
+    return _of_torchrec(read_record(dict[str, dict[str, TableEntry]], modules, path, _REMEDY))
 
 
 def _of_torchrec(modules: Mapping[str, Mapping[str, TableEntry]]) -> Layout:
@@ -92,23 +87,20 @@ def _of_torchrec(modules: Mapping[str, Mapping[str, TableEntry]]) -> Layout:
     return Layout(entries, compute_device="cpu" if on_cpu else "cuda")
 
 
-def _entry(one: ParameterSharding) -> TableEntry:
-    shards = [
-        (tuple(shard.shard_offsets), tuple(shard.shard_sizes), str(shard.placement))
-        for shard in getattr(one.sharding_spec, "shards", None) or ()
-    ]
-    load_factor = None if one.cache_params is None else one.cache_params.load_factor
+def _entry(own: ParameterSharding) -> TableEntry:
+    shards = getattr(own.sharding_spec, "shards", None) or ()
+    load_factor = own.cache_params and own.cache_params.load_factor
     return TableEntry.model_construct(
-        sharding_type=one.sharding_type,
-        compute_kernel=one.compute_kernel,
-        ranks=tuple(one.ranks or ()),
-        shards=tuple(_shard(*shard) for shard in shards),
+        sharding_type=own.sharding_type,
+        compute_kernel=own.compute_kernel,
+        ranks=tuple(own.ranks or ()),
+        shards=tuple(_shard(shard.shard_offsets, shard.shard_sizes, str(shard.placement)) for shard in shards),
         cache_params=load_factor and CacheEntry.model_construct(algorithm="LRU", load_factor=load_factor),
     )
 
 
-def _shard(offsets: Any, sizes: Any, placement: str = "") -> ShardEntry:
-    return ShardEntry.model_construct(shard_offsets=offsets, shard_sizes=sizes, placement=placement)
+def _shard(offsets: Sequence[int], sizes: Sequence[int], placement: str = "") -> ShardEntry:
+    return ShardEntry.model_construct(shard_offsets=tuple(offsets), shard_sizes=tuple(sizes), placement=placement)
 
 
 def _of_placement(record: PlacementFile) -> Layout:
@@ -119,12 +111,8 @@ def _of_placement(record: PlacementFile) -> Layout:
         parts_of_table[part.table].append(part)
     entries, problems = dict[str, TableEntry](), list[str]()
     for table in request.tables:
-        own = sorted(parts_of_table.pop(table.name, ()), key=lambda part: (part.columns, part.rows))
         try:
-            if wrong := {device for part in own for device in part.devices} - {*range(machine.num_devices)}:
-                raise BadConfig(
-                    f"table {brief(table.name)} is on device {min(wrong)}, which is missing. Place it again."
-                )
+            own = parts_on_machine(parts_of_table.pop(table.name, ()), [table], machine)[table.name]
             own_type = type_among(request.limits_of(table.name).types, own, table, machine)
             entries[table.name] = table_entry(own, table, machine, device, own_type)
         except BadConfig as error:
@@ -152,26 +140,25 @@ class _Metadata(pickle.Unpickler):
         raise BadConfig(f"it contains {module}.{name}")
 
 
-@blame_file
 def _read_checkpoint(path: Path) -> Layout:
     require_torchrec()
     try:
         with path.open("rb") as file:
             found = _Metadata(file).load().state_dict_metadata
-    except (BadConfig, FileNotFoundError) as error:
-        raise BadFile(path, f"is not the metadata of a checkpoint ({error})", _REMEDY) from None
+    except Exception as error:  # a broken pickle may fail in any way
+        raise BadFile(path, f"is not the metadata of a checkpoint ({reason_of(error)})", _REMEDY) from None
     entries, states = dict[str, TableEntry](), defaultdict[str, dict[str, tuple[int, ...]]](dict)
-    for key, one in found.items():
+    for key, tensor in found.items():
         named = _WEIGHT.fullmatch(key)
-        if named is None or not hasattr(one, "chunks"):
+        if named is None or not hasattr(tensor, "chunks"):
             continue
         if named["state"]:
-            states[named["table"]][named["state"]] = tuple(one.size)
-            continue
-        shards = tuple(_shard(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in one.chunks)
-        ranks = (0,) * len(shards)
-        entry = TableEntry.model_construct(sharding_type="", compute_kernel="", ranks=ranks, shards=shards)
-        entries[qualify_name(named["path"] or "", named["table"])] = entry
+            states[named["table"]][named["state"]] = tuple(tensor.size)
+        else:
+            shards = tuple(_shard(chunk.offsets, chunk.sizes) for chunk in tensor.chunks)
+            entries[qualify_name(named["path"] or "", named["table"])] = TableEntry.model_construct(
+                sharding_type="", compute_kernel="", ranks=(0,) * len(shards), shards=shards
+            )
     if not entries:
         raise BadFile(path, "has no tables of TorchRec", _REMEDY)
     return Layout(entries, states=states)

@@ -7,7 +7,8 @@ in the backward pass. A plan identifies a table by the path of its collection an
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -286,22 +287,34 @@ def find_unsupported_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dic
 
 
 def _entries(plan: ShardingPlan, tables: Sequence[Table]) -> list[tuple[Table, ParameterSharding]]:
-    entries = {(path, name): one for path, module in plan.plan.items() for name, one in _parameters(path, module)}
-    keys_of: dict[str, list[tuple[str, str]]] = {}
-    for key in entries:
-        for name in {key[1], qualify_name(*key)}:
-            keys_of.setdefault(name, []).append(key)
-    found = []
+    entries = {
+        qualify_name(path, name): entry
+        for path, module in plan.plan.items()
+        for name, entry in _parameters(path, module)
+    }
+    keys = match_names([table.name for table in tables], entries)
     for table in tables:
-        keys = keys_of.get(table.name, [])
-        if len(keys) != 1 or keys[0] not in entries:
-            problem = "not in the plan" if len(keys) < 2 else f"in the plan {len(keys)} times"
-            raise BadConfig(f"table {brief(table.name)} is {problem}. Use the table names that `tables_of` returns.")
-        found.append((table, entries.pop(keys[0])))
-    if entries:
-        left = cut(", ".join(repr(qualify_name(*key)) for key in entries))
+        if table.name not in keys:
+            problem = "is not in the plan, or is in it several times"
+            raise BadConfig(f"table {brief(table.name)} {problem}. Use the table names that `tables_of` returns.")
+    if left := cut(", ".join(repr(key) for key in entries if key not in keys.values())):
         raise BadConfig(f"the plan also shards {left}. Give all tables of the plan.")
-    return found
+    return [(table, entries[keys[table.name]]) for table in tables]
+
+
+def match_names(names: Sequence[str], keys: Mapping[str, object]) -> dict[str, str]:
+    """Map the names of tables to the keys of a plan: the same text, or the only other key that ends with the name."""
+    found = {name: name for name in names if name in keys}
+    counts = Counter(end for key in keys if key not in found for end in _ends(key))
+    key_of = {end: key for key in keys if key not in found for end in _ends(key) if counts[end] == 1}
+    name_of = {key_of[name]: name for name in names if name not in found and name in key_of}
+    return {**found, **{name: key for key, name in name_of.items()}}
+
+
+def _ends(key: str) -> Iterator[str]:
+    """Yield the parts of a dotted key after each dot."""
+    while key := key.partition(".")[2]:
+        yield key
 
 
 def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding]]:

@@ -12,28 +12,24 @@ Ranks follow TorchRec's runtime: it cuts the rows of ``table_row_wise`` tables, 
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from evenshard.base.errors import BadConfig
 from evenshard.base.messages import brief, cut
-from evenshard.base.units import gb_to_bytes, size_text
+from evenshard.base.units import size_text
 from evenshard.placement.memory import OPTIMIZERS
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import COLUMN_STEP, KEY_VALUE, MAX_GPU_COLUMNS, TablePart, row_starts
-from evenshard.placement.placement import find_broken_limit, list_memory_problems, require_row_wise_means
+from evenshard.placement.parts import COLUMN_STEP, KEY_VALUE, MAX_GPU_COLUMNS, TablePart
+from evenshard.placement.placement import list_broken_rules, list_memory_problems
 from evenshard.placement.sharding import REPLICATED, REPLICATED_DATA_TYPES, SHARDING_TYPES, TYPES, tiling_problem
 from evenshard.placement.task import used_bytes
 from evenshard.planner.memory import default_memory_gb
 from evenshard.planner.output_order import BY_NAME, order_changes, output_orders
 from evenshard.planner.request import PlacementRequest, caps_of
-from evenshard.price.hardware import DEFAULT_HARDWARE
 from evenshard.tables.table import Table
 from evenshard.torchrec.baseline.topology import (
     DENSE_KERNEL,
@@ -42,13 +38,13 @@ from evenshard.torchrec.baseline.topology import (
     replica,
     require_torchrec,
 )
-from evenshard.torchrec.model.fused_optimizers import AllowedReplicas, FusedOptimizer, find_fused_optimizers
-from evenshard.torchrec.model.modules import LocatedTable, find_other_tables, locate_tables, qualify_name
-from evenshard.torchrec.model.tables import tables_of
+from evenshard.torchrec.model.fused_optimizers import AllowedReplicas, find_fused_optimizers
+from evenshard.torchrec.model.modules import locate_tables
+from evenshard.torchrec.model.tables import LEFT_TO_TORCHREC, table_set_of
 from evenshard.torchrec.model.trainable import ANY_TYPE, ShardedTable, list_untrainable
-from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry
+from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, row_blocks, table_of_parts
 from evenshard.torchrec.plan.layout import Layout, read_layout
-from evenshard.torchrec.plan.plans import parameter_sharding, plan_orders
+from evenshard.torchrec.plan.plans import match_names, parameter_sharding, plan_orders
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -58,8 +54,11 @@ if TYPE_CHECKING:
 # Data types that FBGEMM's fused kernels train: on CPUs as tried with FBGEMM 1.8, on GPUs except for integers.
 TRAINED_DATA_TYPES = {"cpu": ("fp32", "fp16"), "cuda": ("fp32", "fp16", "bf16", "fp8")}
 # TorchRec's other kernels that train; evenshard does not place them.
-OTHER_KERNELS = ("customized_kernel", "fused_triton", *(f"{one}_virtual_table" for one in ("ssd", "dram", "dram_ssd")))
-_PLACEMENT = re.compile(r"rank:(\d+)/\w+(?::(\d+))?")
+OTHER_KERNELS = (
+    "customized_kernel",
+    "fused_triton",
+    *(f"{home}_virtual_table" for home in ("ssd", "dram", "dram_ssd")),
+)
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,8 @@ class Job:
         require_torchrec()
         from torchrec.distributed import comm
 
+        if not world_size:
+            raise BadConfig("WORLD_SIZE is not set. Set the environment of the job, such as WORLD_SIZE=16.")
         local = comm.get_local_size(world_size)
         if sharding_group_size is None:
             try:
@@ -95,6 +96,18 @@ class Job:
         return Job.of(env.world_size) if whole is None else Job.of(whole, env.world_size, env.node_group_size)
 
 
+def world_size_of_process() -> int:
+    """Return the ranks of the process group, or else WORLD_SIZE; 0 without both."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    text = os.environ.get("WORLD_SIZE") or "0"
+    if not text.isdecimal():
+        raise BadConfig(f"WORLD_SIZE is {brief(text)}. Set the environment of the job, such as WORLD_SIZE=16.")
+    return int(text)
+
+
 @dataclass
 class Verification:
     """Problems of a plan, and what was checked."""
@@ -106,7 +119,7 @@ class Verification:
 
 
 def verify(
-    plan: str | Path | ShardingPlan,
+    plan: str | Path | ShardingPlan | Layout,
     model: Modules | None = None,
     env: ShardingEnv | Job | None = None,
     *,
@@ -132,17 +145,16 @@ def verify(
         BadFile: if a file cannot be read.
         BadConfig: if the model has no tables, or an argument is invalid.
     """
-    tables = None if model is None else _read_model(model, sharders)
     layout = read_layout(plan)
     if dense_optimizer:
         layout = replace(layout, replicas=replace(layout.replicas, dense_optimizer=dense_optimizer))
     cap_gb = default_memory_gb(hardware) if memory_cap_gb is None and hardware is not None else memory_cap_gb
-    found = _Check(layout, tables, Job.of_env(env) if env is not None and not isinstance(env, Job) else env)
+    found = _Check(layout, model, sharders, env if env is None or isinstance(env, Job) else Job.of_env(env))
     found.check(cap_gb)
     if against is None:
         found.says.unchecked.append("order of pooled outputs, and a checkpoint (--against)")
     else:
-        found.compare(read_layout(against))
+        found.compare(_Check(read_layout(against), model, sharders, None))
     return found.says
 
 
@@ -150,74 +162,43 @@ def require_no_problems(
     plan: ShardingPlan, modules: Modules, machine: Nodes, compute_device: str, replicas: AllowedReplicas
 ) -> None:
     """Raise BadConfig if a plan has problems with the model, or with the job of this process, if it is in one."""
-    import torch.distributed as dist
-
-    joined = dist.is_available() and dist.is_initialized()
-    world_size = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE") or 0)
+    world_size, ranks = world_size_of_process(), (machine.num_devices, machine.devices_per_node)
     # Fewer ranks in the plan are a sharding group of 2D parallelism, whose nodes only its environment knows.
     is_group = world_size > machine.num_devices and not world_size % machine.num_devices
     job = None if not world_size or is_group else Job.of(world_size)
-    ranks = machine.num_devices, machine.devices_per_node
-    layout = replace(read_layout(plan), compute_device=compute_device, replicas=replicas)
-    found = _Check(replace(layout, world_size=ranks[0], local_world_size=ranks[1]), _read_model(modules), job)
-    found.check(None)
-    if found.says.problems:
-        count = len(found.says.problems)
-        more = "" if count == 1 else f" ({count - 1} more: `evenshard verify` lists all)"
-        raise BadConfig(f"{found.says.problems[0]}{more}")
-
-
-# Checks of a whole plan -----------------------------------------------------------------------------------------------
-
-
-class _Model(NamedTuple):
-    located: tuple[LocatedTable, ...]
-    tables: tuple[Table, ...]
-    fused: Mapping[str, FusedOptimizer]
-    others: frozenset[str]  # tables of modules that evenshard does not place
-
-
-def _read_model(model: Modules, sharders: Sequence[Any] | None = None) -> _Model:
-    located = locate_tables(model, sharders)
-    others = () if isinstance(model, Mapping) else (name for name, _ in find_other_tables(model, sharders))
-    return _Model(
-        located, tables_of(model, sharders=sharders), find_fused_optimizers(located, sharders), frozenset(others)
-    )
+    layout = Layout(read_layout(plan).entries, *ranks, compute_device, replicas)
+    if problems := verify(layout, modules, job).problems:
+        more = "" if len(problems) == 1 else f" ({len(problems) - 1} more: `evenshard verify` lists all)"
+        raise BadConfig(f"{problems[0]}{more}")
 
 
 class _Check:
     """A plan with the tables of the model, of placement.json, or else of the plan itself."""
 
-    def __init__(self, layout: Layout, model: _Model | None, job: Job | None) -> None:
-        self.layout, self.model, self.job, self.machine = layout, model, job, layout.machine
-        if job is not None:
-            self.machine = replace(self.machine, num_devices=job.world_size, devices_per_node=job.node_size)
+    def __init__(self, layout: Layout, model: Modules | None, sharders: Sequence[Any] | None, job: Job | None) -> None:
+        self.layout, self.job, self.request = layout, job, layout.request
+        self.machine = layout.machine if job is None else Nodes(job.world_size, job.node_size)
         self.says = Verification(len(layout.entries), [*layout.problems])
-        self.entries, self.tables = dict(layout.entries), dict[str, Table]()
+        self.located = () if model is None else locate_tables(model, sharders)
+        self.fused = find_fused_optimizers(self.located, sharders)
         self.parts = dict[str, tuple[TablePart, ...]]()  # of tables whose shards are right
-        self.request = layout.request
+        self.entries, self.tables = dict(layout.entries), dict[str, Table]()
         if model is not None:
-            self._match(model)
-            return
-        self.tables = {} if layout.request is None else {table.name: table for table in layout.request.tables}
-        for name in self.entries.keys() - self.tables.keys():
-            shards = self.entries[name].shards  # TorchRec lists none of a replica
-            ends = [tuple(map(add, shard.shard_offsets, shard.shard_sizes)) for shard in shards] or [(1, COLUMN_STEP)]
-            num_rows, columns = map(max, zip(*ends, strict=True))
-            self.tables[name] = Table(name, num_rows, columns, 1.0)
+            self._match(model, sharders)
+        elif self.request is not None:
+            self.tables = {table.name: table for table in self.request.tables}
 
-    def _match(self, model: _Model) -> None:
-        left, alike = self.entries, _by_last_name(self.entries)
-        self.entries = {}
-        for one, table in zip(model.located, model.tables, strict=True):
-            names = (qualify_name(one.path, one.config.name), one.name, alike.get(one.config.name, ""))
-            key = next((name for name in names if name in left), None)
-            if key is None:
-                self._add(one.name, "of the model is not in the plan. Place it, or each rank trains its own copy.")
+    def _match(self, model: Modules, sharders: Sequence[Any] | None) -> None:
+        found, left = table_set_of(model, sharders=sharders), self.entries
+        keys, self.entries = match_names([table.name for table in found.tables], left), {}
+        for table in found.tables:
+            if table.name in keys:
+                self.tables[table.name], self.entries[table.name] = table, left.pop(keys[table.name])
             else:
-                self.tables[table.name], self.entries[table.name] = table, left.pop(key)
+                self._add(table.name, "of the model is not in the plan. Place it, or each rank trains its own copy.")
+        others = {assumption.table for assumption in found.assumptions if assumption.column == LEFT_TO_TORCHREC}
         for name in left:
-            if name in model.others:
+            if name in others:
                 self.says.unchecked.append(f"table {brief(name)}, whose module evenshard does not place")
             else:
                 self._add(name, "is in the plan, but not in the model. Remove it.")
@@ -227,30 +208,30 @@ class _Check:
 
     def check(self, cap_gb: float | None) -> None:
         """Find the problems of the plan by itself; ``cap_gb`` is the memory of each device, if it is known."""
-        says, layout, job = self.says, self.layout, self.job
-        local, stated = layout.local_world_size, (layout.world_size, layout.local_world_size)
-        if job is not None:
-            local = job.local_world_size
-            for what, own, of_job in zip(("ranks", "ranks per node"), stated, (job.world_size, local), strict=True):
-                if own and of_job and own != of_job:
-                    text = (
-                        f"the plan is for {own} {what}, but the job has {of_job}. Place the tables again for this job."
-                    )
-                    says.problems.append(text)
+        says, layout, job, machine = self.says, self.layout, self.job, self.machine
+        stated = layout.world_size, layout.local_world_size
+        given = stated if job is None else (job.world_size, job.local_world_size)
+        for what, own, of_job in zip(("ranks", "ranks per node"), stated, given, strict=True):
+            if own and of_job and own != of_job:
+                wrong = f"the plan is for {own} {what}, but the job has {of_job}"
+                says.problems.append(f"{wrong}. Place the tables again for this job.")
         for name, entry in self.entries.items():
             try:
-                table = self.tables[name]
-                replicated = (replica(table, range(self.machine.num_devices)),)
-                parts = replicated if entry.sharding_type in REPLICATED else parts_of_entry(name, entry)
-                if (problem := shard_problem(entry, parts, table, self.machine, local)) is None:
+                if entry.shards or entry.sharding_type not in REPLICATED:
+                    parts = parts_of_entry(name, entry)
+                    table = self.tables.setdefault(name, table_of_parts(name, parts))
+                else:  # TorchRec lists no shards of replicas
+                    table = self.tables.setdefault(name, Table(name, 1, COLUMN_STEP, 1.0))
+                    parts = (replica(table, entry.ranks or range(machine.num_devices)),)
+                if (problem := _shard_problem(entry, parts, table, machine, given[1])) is None:
                     self.parts[name] = parts
                 self._add(name, problem)
             except BadConfig as error:
                 says.problems.append(str(error))
-        whose = "the model" if self.model else "the plan" if self.request is None else "placement.json"
+        whose = "the model" if self.located else "the plan" if self.request is None else "placement.json"
         says.checked.append(f"rows and columns, against the tables of {whose}")
         if layout.states is None:
-            groups = f"{self.machine.num_devices} ranks, {self.machine.devices_per_node} per node"
+            groups = f"{machine.num_devices} ranks, {machine.devices_per_node} per node"
             says.checked.append(f"{groups} ({'of the job' if job else 'as in the plan'})")
             self._check_training()
             self._check_memory(cap_gb)
@@ -260,182 +241,132 @@ class _Check:
     def _check_training(self) -> None:
         says, layout, asked, device = self.says, self.layout, self.layout.request, self.layout.compute_device
         optimizers = {} if asked is None else {name: asked.optimizer_of(name) for name in self.tables}
-        if self.model is not None:
-            optimizers = {name: one.word for name, one in self.model.fused.items() if one.is_known}
-            dense = {name for name, entry in self.entries.items() if entry.compute_kernel == DENSE_KERNEL}
-            fused = {name: one for name, one in self.model.fused.items() if name in dense}
-            says.problems += layout.replicas.list_leaving(fused)
+        optimizers |= {name: fused.word for name, fused in self.fused.items() if fused.is_known}
+        dense = {name for name, entry in self.entries.items() if entry.compute_kernel == DENSE_KERNEL}
+        says.problems += layout.replicas.list_leaving({name: self.fused[name] for name in self.fused if name in dense})
         for name, entry in self.entries.items():
-            self._add(name, *kernel_problems(entry, self.tables[name], device, optimizers.get(name, "")))
+            if name in self.tables:
+                self._add(name, *_kernel_problems(entry, self.tables[name], device, optimizers.get(name, "")))
         says.checked.append(f"kernels and widths on {device}")
-        known = self.model is not None or asked is not None
-        (says.checked if known else says.unchecked).append(
-            "data types, pooling, optimizers" + " (--model)" * (not known)
-        )
-        count = len(says.problems)
+        what = "data types, pooling, optimizers"
+        if asked is None and not self.located:
+            says.unchecked.append(f"{what} (--model)")
+            return
+        says.checked.append(what)
+        broken = list[str]()
         if asked is not None and len(self.parts) == len(asked.tables):
-            task = require_row_wise_means(asked.task(), self.parts)
-            broken = (find_broken_limit(task, at, self.parts[one.name]) for at, one in enumerate(asked.tables))
-            says.problems += [f"{problem}. Place it again." for problem in broken if problem is not None]
+            broken += (f"{problem}. Place it again." for problem in list_broken_rules(asked.task(), self.parts))
         collections = defaultdict[Any, list[ShardedTable]](list)
         for name, parts in self.parts.items():
-            table = self.tables[name]
-            own = ShardedTable(name, table.pooling, self.entries[name].sharding_type, ANY_TYPE, parts)
-            collections[table.collection].append(own)
-        for collection in collections.values() if known and len(says.problems) == count else ():  # else among them
-            says.problems += list_untrainable(collection, self.machine, device)
+            table, own_type = self.tables[name], self.entries[name].sharding_type
+            collections[table.collection].append(ShardedTable(name, table.pooling, own_type, ANY_TYPE, parts))
+        for collection in () if broken else collections.values():  # else they may be among the broken rules
+            broken += list_untrainable(collection, self.machine, device)
+        says.problems += broken
 
     def _check_memory(self, cap_gb: float | None) -> None:
-        says = self.says
-        if self.request is None and self.model is not None and self.tables:
+        says, num_devices = self.says, self.machine.num_devices
+        if self.request is None and self.located and self.tables:
             on_hosts = (UNLIMITED_BYTES,) * self.machine.num_nodes
             self.request = PlacementRequest(
                 tables=tuple(self.tables.values()),
-                caps_bytes=(gb_to_bytes(cap_gb or 0.0),) * self.machine.num_devices,
-                batch_size=self.machine.num_devices,
+                caps_bytes=(0,) * num_devices,
+                batch_size=num_devices,
                 machine=replace(self.machine, inter="infiniband_ndr", host_bytes=on_hosts, ssd_bytes=on_hosts),
-                hardware="cpu" if self.layout.compute_device == "cpu" else DEFAULT_HARDWARE,
-                table_optimizers={name: one.word for name, one in self.model.fused.items() if name in self.tables},
+                table_optimizers={name: fused.word for name, fused in self.fused.items() if name in self.tables},
             )
-        elif self.request is not None and cap_gb is not None:
-            self.request = replace(self.request, caps_bytes=caps_of(cap_gb, self.request.num_devices))
-        asked = self.request
-        if asked is None or (cap_gb is None and self.layout.request is None):
-            needs = "--memory-cap-gb or --hardware" if self.model else "--model, and --memory-cap-gb or --hardware"
+        if self.request is None or (cap_gb is None and self.layout.request is None):
+            needs = "--memory-cap-gb or --hardware" if self.located else "--model, and --memory-cap-gb or --hardware"
             says.unchecked.append(f"memory of devices ({needs})")
-        elif asked.num_devices == self.machine.num_devices:  # else there is a problem of ranks
-            task, parts = asked.task(), [part for own in self.parts.values() for part in own]
-            used = used_bytes(task, parts)
-            says.problems += list_memory_problems(task, parts, used)
-            what = "of a step" if asked.training_pipeline else "weights and optimizer state alone"
-            most = f"{size_text(max(used))} of {size_text(max(task.room_bytes))}"
+            return
+        if cap_gb is not None:
+            self.request = replace(self.request, caps_bytes=caps_of(cap_gb, self.request.num_devices))
+        if self.request.num_devices == num_devices:  # else there is a problem of ranks
+            task, parts = self.request.task(), [part for own in self.parts.values() for part in own]
+            says.problems += list_memory_problems(task, parts)
+            what = "of a step" if self.request.training_pipeline else "weights and optimizer state alone"
+            most = f"{size_text(max(used_bytes(task, parts)))} of {size_text(max(task.room_bytes))}"
             says.checked.append(f"memory of devices ({what}, at most {most})")
 
-    def compare(self, other: Layout) -> None:
+    def compare(self, old: _Check) -> None:
         """Add tables that a checkpoint cannot load, or collections whose outputs another plan has in another order."""
-        old = _Check(other, self.model, None)
-        if other.states is not None:
-            alike = _by_last_name(old.entries)  # keys of a checkpoint begin with those of the saved dict
-            for name, entry in self.entries.items():
-                last = name.rpartition(".")[2]
-                saved, states = old.entries.get(name, old.entries.get(alike.get(last, ""))), other.states.get(last, {})
-                self._add(name, checkpoint_problem(entry, self.tables[name], saved, states))
+        if (states_of := old.layout.states) is not None:
+            keys = match_names([*self.entries], old.entries)
+            for name, entry in ((name, self.entries[name]) for name in self.parts):
+                saved, states = old.entries.get(keys.get(name, "")), states_of.get(name.rpartition(".")[2], {})
+                self._add(name, _checkpoint_problem(entry, self.tables[name], saved, states))
             self.says.checked.append("the checkpoint")
             return
         old.check(None)
         try:
-            self.says.problems += (f"{one.text} {BY_NAME}" for one in order_changes(old.orders(), self.orders()))
+            self.says.problems += (f"{change.text} {BY_NAME}" for change in order_changes(old.orders(), self.orders()))
             self.says.checked.append("order of pooled outputs")
         except BadConfig as error:
             self.says.unchecked.append(f"order of pooled outputs ({error})")
 
     def orders(self) -> Any:
         """Return the order of pooled outputs by collection; raise BadConfig if it is unknown."""
-        if len(self.parts) < len(self.layout.entries if self.model is None else self.model.located):
+        if len(self.parts) < len(self.located or self.layout.entries):
             raise BadConfig("a plan has problems")
         if self.layout.world_size and self.request is not None:  # evenshard chooses the types that it writes
             return output_orders(self.request, self.parts)
-        if self.model is None:
+        if not self.located:
             raise BadConfig("--model")
         from torchrec.distributed.types import ShardingPlan
 
         plan = defaultdict[str, Any](dict)
-        for one in self.model.located:
-            plan[one.path][one.config.name] = parameter_sharding(self.entries[one.name], one.config.data_type)
-        return plan_orders(ShardingPlan(plan), self.model.located)
-
-
-def _by_last_name(names: Collection[str]) -> dict[str, str]:
-    """Map the last part of each name to the name, unless several names end with it."""
-    ends = [name.rpartition(".")[2] for name in names]
-    counts = Counter(ends)
-    return {end: name for end, name in zip(ends, names, strict=True) if counts[end] == 1}
+        for located in self.located:
+            written = parameter_sharding(self.entries[located.name], located.config.data_type)
+            plan[located.path][located.config.name] = written
+        return plan_orders(ShardingPlan(plan), self.located)
 
 
 # Checks of a table ----------------------------------------------------------------------------------------------------
 
 
-def shard_problem(
-    entry: TableEntry, parts: Sequence[TablePart], table: Table, machine: Nodes, local_world_size: int = 0
+def _shard_problem(
+    entry: TableEntry, parts: Sequence[TablePart], table: Table, machine: Nodes, local_world_size: int
 ) -> str | None:
     """Return the first reason that shards do not cover a table, or are not on the ranks that TorchRec uses.
 
-    Args:
-        parts: the entry's parts, without empty ones.
-        machine: ranks; its nodes are the ranks over which TorchRec cuts rows (``Job.node_size``).
-        local_world_size: ranks per host, which number its GPUs; 0 if unknown.
+    ``machine`` has nodes of ``Job.node_size`` ranks; ``local_world_size`` ranks per host number the GPUs, 0 if unknown.
+    Raise BadConfig if rows are cut into other blocks than TorchRec's.
     """
     if not entry.sharding_type:  # of a checkpoint
         return tiling_problem(parts, table)
     if entry.sharding_type not in TYPES:
         return f"is sharded {brief(entry.sharding_type)}. Choose from {', '.join(SHARDING_TYPES)}."
-    kind, ranks, shards, everywhere = (
-        TYPES[entry.sharding_type],
-        [*entry.ranks],
-        entry.shards,
-        range(machine.num_devices),
-    )
-    if outside := {*ranks} - {*everywhere}:
+    kind, everywhere = TYPES[entry.sharding_type], range(machine.num_devices)
+    again = f"({machine.devices_per_node} ranks per node). Place the tables again for this job."
+    on_ranks = f"the ranks {brief(entry.ranks)}"
+    if outside := {*entry.ranks} - {*everywhere}:
         return f"is on rank {max(outside)}, but the ranks are 0 to {machine.num_devices - 1}. Place it again."
-    if kind.is_replicated:
-        if sorted(ranks or everywhere) == [*everywhere]:
-            return None
-        return f"is {kind.name} on the ranks {brief(ranks)}, not once on each of {machine.num_devices}. Place it again."
-    placed = [_rank_and_gpu(shard.placement) for shard in shards]
-    if not ranks or [rank for rank, _ in placed] != ranks:
-        where = cut(", ".join(shard.placement for shard in shards) or "none")
-        return f"is on the ranks {brief(ranks)}, but its shards are on {where}. Make a new plan."
-    wrong = ((rank, gpu) for rank, gpu in placed if local_world_size and gpu not in (None, rank % local_world_size))
-    for rank, gpu in wrong:
-        own = f"GPU {rank % local_world_size} of its host ({local_world_size} ranks per host)"
-        return f"is on GPU {gpu} of rank {rank}, which has {own}. Place the tables again for this job."
+    if kind.is_replicated:  # TorchRec reads no placements of replicas
+        missing = f"is {kind.name} on {on_ranks}, not once on each of {machine.num_devices}. Place it again."
+        return tiling_problem(parts, table) if parts[0].devices == (*everywhere,) else missing
+    for rank, shard in zip(entry.ranks, entry.shards, strict=False):
+        where, _, device = shard.placement.partition("/")
+        if where != f"rank:{rank}":
+            placements = cut(", ".join(shard.placement for shard in entry.shards))
+            return f"is on {on_ranks}, but its shards are on {placements}. Make a new plan."
+        gpu, own = device.partition(":")[2], str(rank % local_world_size) if local_world_size else ""
+        if own and gpu not in ("", own):
+            host = f"GPU {own} of its host ({local_world_size} ranks per host)"
+            return f"is on GPU {gpu} of rank {rank}, which has {host}. Place the tables again for this job."
     if problem := tiling_problem(parts, table):
         return problem
-    of_type = (kind.cuts_rows, table.num_rows), (kind.cuts_columns, table.embedding_dim)
-    if any(
-        not cuts and shard.shard_sizes[axis] != size for axis, (cuts, size) in enumerate(of_type) for shard in shards
-    ):
+    rows, columns = {part.rows for part in parts}, {part.columns for part in parts}
+    if (len(rows) > 1 and not kind.cuts_rows) or (len(columns) > 1 and not kind.cuts_columns):
         return f"is {kind.name}, but its shards are cut in another way. Make a new plan."
-    if kind.cuts_rows:
-        return _rows_problem(entry, table, machine)
-    if len({rank // kind.home_span(machine) for rank in ranks}) > 1:
-        nodes = f"several nodes ({machine.devices_per_node} ranks per node)"
-        return f"is {kind.name}, but its ranks {brief(ranks)} are on {nodes}. Place the tables again for this job."
+    expected = tuple(rank for rank, _, _ in row_blocks(parts, table, machine, kind.name)) if kind.cuts_rows else ()
+    if kind.cuts_rows and entry.ranks != expected:
+        return f"is {kind.name} on {on_ranks}, but TorchRec looks up its rows on {brief(expected)} {again}"
+    if len({rank // kind.home_span(machine) for rank in entry.ranks}) > 1:
+        return f"is {kind.name}, but its ranks {brief(entry.ranks)} are on several nodes {again}"
     return None
 
 
-@lru_cache(maxsize=65_536)
-def _rank_and_gpu(placement: str) -> tuple[int, int | None]:
-    """Return the rank, and its GPU if there is one, of a placement such as rank:3/cuda:1; -1 if there is no rank."""
-    found = _PLACEMENT.fullmatch(placement)
-    return (-1, None) if found is None else (int(found[1]), int(found[2]) if found[2] else None)
-
-
-def _rows_problem(entry: TableEntry, table: Table, machine: Nodes) -> str | None:
-    kind, span = TYPES[entry.sharding_type], TYPES[entry.sharding_type].span(machine)
-    block = row_starts(table.num_rows, span).step
-    for first in range(0, len(entry.ranks), span):
-        ranks, shards = entry.ranks[first : first + span], entry.shards[first : first + span]
-        expected = tuple(kind.row_devices(machine, ranks[0]))
-        if len({shard.shard_offsets[1] for shard in shards}) > 1:
-            return f"is {kind.name}, but the ranks {brief(ranks)} have different columns. Make a new plan."
-        if ranks != expected:
-            return (
-                f"is {kind.name} on the ranks {brief(ranks)}, but TorchRec looks up its rows on {brief(expected)} "
-                f"({machine.devices_per_node} ranks per node). Place the tables again for this job."
-            )
-        for start, shard in zip(range(0, span * block, block), shards, strict=True):
-            rows = max(min(block, table.num_rows - start), 0)
-            if shard.shard_sizes[0] != rows or (rows and shard.shard_offsets[0] != start):
-                held = f"{shard.shard_offsets[0]}:{shard.shard_offsets[0] + shard.shard_sizes[0]}"
-                return (
-                    f"has the rows {held} on {shard.placement}, but TorchRec looks up {start}:{start + rows} there. "
-                    f"Cut it into blocks of {block} rows."
-                )
-    return None
-
-
-def kernel_problems(entry: TableEntry, table: Table, compute_device: str, optimizer: str) -> Iterator[str]:
+def _kernel_problems(entry: TableEntry, table: Table, compute_device: str, optimizer: str) -> Iterator[str]:
     """Yield the reasons that TorchRec, FBGEMM or the device cannot train a table; ``optimizer`` is "" if unknown."""
     kernel, widths = entry.compute_kernel, [shard.shard_sizes[1] for shard in entry.shards]
     if kernel not in (*KERNELS_OF_TABLES, DENSE_KERNEL, *OTHER_KERNELS):
@@ -454,18 +385,16 @@ def kernel_problems(entry: TableEntry, table: Table, compute_device: str, optimi
     if any(width % COLUMN_STEP for width in widths):
         yield f"has shards of {brief(widths)} columns, but FBGEMM needs multiples of {COLUMN_STEP}. Change the widths."
     if compute_device == "cpu" and optimizer and not OPTIMIZERS[optimizer].has_cpu_kernels:
-        able = ", ".join(name for name, one in OPTIMIZERS.items() if one.has_cpu_kernels)
+        able = ", ".join(name for name, known in OPTIMIZERS.items() if known.has_cpu_kernels)
         yield f"has the optimizer {optimizer}, for which FBGEMM has no kernel on CPUs. Choose from {able}."
 
 
-def checkpoint_problem(
+def _checkpoint_problem(
     entry: TableEntry, table: Table, saved: TableEntry | None, states: Mapping[str, Sequence[int]]
 ) -> str | None:
     """Return the reason that a table's checkpoint does not load under a plan; docs/running_jobs.md has the rules.
 
-    Args:
-        saved: the table's chunks in the checkpoint.
-        states: shapes of the table's optimizer states in the checkpoint; names of fused states contain a dot.
+    ``saved`` has the table's chunks, ``states`` the shapes of its optimizer states; names of fused states have a dot.
     """
     if saved is None:
         return "is not in the checkpoint (Missing key). Leave it out of the state to load."
