@@ -233,8 +233,7 @@ def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
     return TierBytes(ALL_TO_ALL, machine.domain_size, *bytes_4)
 
 
-@dataclass(frozen=True)
-class ExchangeTimes:
+class ExchangeTimes(NamedTuple):
     """Communication times of each device in a step (input dist, forward, backward), [..., D] ms."""
 
     input_dist: FloatArray
@@ -243,7 +242,7 @@ class ExchangeTimes:
 
     def select(self, number: int) -> ExchangeTimes:
         """Return the times of placement ``number``."""
-        return ExchangeTimes(self.input_dist[number], self.forward[number], self.backward[number])
+        return ExchangeTimes(*(times[number] for times in self))
 
 
 @dataclass(frozen=True)
