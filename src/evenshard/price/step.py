@@ -200,7 +200,7 @@ class PartCosts:
         ]
         compute_NDM2 = self._compute_ms(held, sum_replicas(by_table), len(placed)) + self._offload_D12(by_table)
         return [
-            self._prediction(parts, compute_DM2, exchanges.select(number))
+            self._prediction(parts, compute_DM2, ExchangeTimes(*(times_ND[number] for times_ND in exchanges)))
             for number, (parts, compute_DM2) in enumerate(zip(placed, compute_NDM2, strict=True))
         ]
 
@@ -290,7 +290,7 @@ class PartCosts:
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return self._slopes_V(np.ones(self.task.num_devices)), sum(self._floors_ms_3(volumes))
+        return self._slopes_V(np.ones(self.task.num_devices)), sum(exchanges_ms_3(self.task, volumes, self.links.floor))
 
     @property
     def own_slopes_V(self) -> FloatArray:
@@ -303,11 +303,8 @@ class PartCosts:
         for name in collectives.VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
             getattr(volumes, name)[:] = held_D
-            found.append(sum(self._floors_ms_3(volumes)[counted]))
+            found.append(sum(exchanges_ms_3(self.task, volumes, self.links.floor)[counted]))
         return np.array(found)
-
-    def _floors_ms_3(self, volumes: Volumes) -> list[float]:
-        return list(exchanges_ms_3(self.task, volumes, self.links.floor))
 
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
         """Return forward and backward compute times by ensemble member, [N, D, M, 2], of N placements at once."""
