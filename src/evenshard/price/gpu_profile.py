@@ -129,11 +129,6 @@ class GpuProfile:
         return self.l2_mb * BYTES_PER_MB * self.l2_usable_share
 
     @property
-    def resident_warps(self) -> float:
-        """Return the number of warps that the whole GPU keeps resident."""
-        return self.num_sms * self.warps_per_sm
-
-    @property
     def hbm_bytes_per_ns(self) -> float:
         """Return the bandwidth of device memory that embedding kernels reach."""
         return self.hbm_gb_s * self.hbm_efficiency

@@ -93,7 +93,7 @@ class WorkCounter:
 
     def __init__(self, profile: GpuProfile, optimizer: str = SGD) -> None:
         self._l2_bytes = profile.l2_bytes
-        self._resident_warps = profile.resident_warps
+        self._resident_warps = profile.num_sms * profile.warps_per_sm
         self._optimizer = optimizer
         self._known: dict[int, dict[Table, FloatArray]] = {}  # by batch size
 

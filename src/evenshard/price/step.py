@@ -290,14 +290,9 @@ class PartCosts:
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return self._slopes_V(np.ones(self.task.num_devices)), sum(exchanges_ms_3(self.task, volumes, self.links.floor))
+        return self.slopes_V(np.ones(self.task.num_devices)), sum(exchanges_ms_3(self.task, volumes, self.links.floor))
 
-    @property
-    def own_slopes_V(self) -> FloatArray:
-        """Return the communication time per unit of each kind of volume, [V], if one device has all of it."""
-        return self._slopes_V(np.eye(1, self.task.num_devices)[0])
-
-    def _slopes_V(self, held_D: FloatArray) -> FloatArray:
+    def slopes_V(self, held_D: FloatArray) -> FloatArray:
         """Return the first device's communication time per unit of each volume; ``held_D`` has each device's volume."""
         found, counted = [], slice(1 if hides_inputs(self.pipeline) else 0, None)
         for name in collectives.VOLUMES:
