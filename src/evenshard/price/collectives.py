@@ -69,13 +69,6 @@ class Volumes:
         """Return the volumes of devices without tables."""
         return Volumes(*np.zeros((len(VOLUMES), num_devices)))
 
-    @staticmethod
-    def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Build from an array of all kinds of volumes, [V, ..., D], and the number of replicated values, [...]."""
-        found = Volumes(*volumes_V)
-        found.replicated_values = replicated_values
-        return found
-
 
 class PartVolume(NamedTuple):
     """The volumes that a part adds to its device (``Volumes``); values and bytes per sample."""
@@ -233,17 +226,12 @@ def _between_nodes(machine: Nodes, per_device: FloatArray) -> TierBytes:
     return TierBytes(ALL_TO_ALL, machine.domain_size, *bytes_4)
 
 
-@dataclass(frozen=True)
-class ExchangeTimes:
+class ExchangeTimes(NamedTuple):
     """Communication times of each device in a step (input dist, forward, backward), [..., D] ms."""
 
     input_dist: FloatArray
     forward: FloatArray
     backward: FloatArray
-
-    def select(self, number: int) -> ExchangeTimes:
-        """Return the times of placement ``number``."""
-        return ExchangeTimes(self.input_dist[number], self.forward[number], self.backward[number])
 
 
 @dataclass(frozen=True)
@@ -285,11 +273,11 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
         backward_ms += back_ms
     if np.any(volumes.replicated_values):
         backward_ms += transfer_ms(machine, _gradients(machine, volumes), links)
-    return ExchangeTimes(
-        latency_3[0] + _inputs_ms(task, volumes, links),
-        latency_3[1] + forward_ms,
-        latency_3[2] + backward_ms,
-    )
+    inputs_ms = np.zeros_like(volumes.input_bytes)
+    if links.counts_inputs:
+        # Each device receives these bytes: an all-to-all with send and receive swapped.
+        inputs_ms = transfer_ms(machine, all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), links)
+    return ExchangeTimes(latency_3[0] + inputs_ms, latency_3[1] + forward_ms, latency_3[2] + backward_ms)
 
 
 def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> TierBytes:
@@ -336,13 +324,6 @@ def find_slope_changes(task: ShardingTask, volumes: Volumes, links: Links) -> li
             found.update(cross[(low < cross) & (cross < high)].tolist())
         found.update(points[1:-1])
     return sorted(found)
-
-
-def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
-    if not links.counts_inputs:
-        return np.zeros_like(volumes.input_bytes)
-    # Each device receives these bytes: an all-to-all with send and receive swapped.
-    return transfer_ms(task.machine, all_to_all_bytes(task.machine, volumes.input_bytes * task.local_batch), links)
 
 
 def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:

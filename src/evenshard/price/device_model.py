@@ -265,7 +265,8 @@ def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
 
 def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
     """Return the backward kernels' memory waits; ``chain`` is the time to sum the gradients of the hottest row."""
-    requests = work.row_requests + state_update_requests(work, optimizer)
+    # Row-wise states are part of the row cost.
+    requests = work.row_requests + 2 * STATE_NUMBERS[optimizer][1] * work.unique_requests
     instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
     updated_bytes = work.unique_bytes + state_update_bytes(work, optimizer)
     return Waits(
@@ -280,12 +281,6 @@ def state_update_bytes(work: ShardWork, optimizer: str) -> FloatArray:
     """Return the optimizer-state bytes of the distinct rows, [N]; a row-wise state occupies one sector."""
     per_row, per_weight = STATE_NUMBERS[optimizer]
     return np.asarray(per_row * SECTOR_BYTES * work.uniques + per_weight * work.unique_values * PLAIN_BYTES)
-
-
-def state_update_requests(work: ShardWork, optimizer: str) -> FloatArray:
-    """Return the memory requests for per-weight optimizer states, [N]; row-wise states are part of the row cost."""
-    _, per_weight = STATE_NUMBERS[optimizer]
-    return np.asarray(2 * per_weight * work.unique_requests)
 
 
 def overlap(parts_ns: FloatArray) -> FloatArray:

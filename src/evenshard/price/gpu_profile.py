@@ -9,7 +9,7 @@ so that a minimal GPU machine can measure without it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,6 +61,8 @@ class GpuProfile:
     # Largest time beside the kernels of a backward call with less than 2**18 lookups: nothing up to 2**13 lookups, all
     # of it from 2**17 on.
     short_call_us: float
+    # Like ``short_call_us`` for more lookups: all of it at 2**21, nothing at 2**18 and from 2**24 on.
+    medium_call_us: float = field(default=0.0, kw_only=True)
     bounds_floor_us: float  # time of the bounds check of a tiny input
     bounds_ns_per_bag: float  # its additional time for each bag
     bounds_ns_per_lookup: float  # its additional time for each lookup
@@ -79,8 +81,6 @@ class GpuProfile:
     gradient_ns_per_request: float  # their instructions for each gradient, or each 128 values of a wider gradient
     gradient_ns_per_row: float  # their instructions for each distinct row
     hot_lookup_ns: float  # time per gradient of the hottest row
-    # Like ``short_call_us`` for more lookups: all of it at 2**21, nothing at 2**18 and from 2**24 on.
-    medium_call_us: float = 0.0
     bounds_ns_per_filled: float = 0.0  # additional time of the bounds check for each bag with lookups
     # If not 0, instructions of bags, rows and gradients add to the kernel's waits, and grow with this power of
     # the lanes of a warp that a row takes: the 8, 16 or 32 that the widest row of the call needs.
@@ -129,80 +129,29 @@ class GpuProfile:
         return self.l2_mb * BYTES_PER_MB * self.l2_usable_share
 
     @property
-    def resident_warps(self) -> float:
-        """Return the number of warps that the whole GPU keeps resident."""
-        return self.num_sms * self.warps_per_sm
-
-    @property
     def hbm_bytes_per_ns(self) -> float:
         """Return the bandwidth of device memory that embedding kernels reach."""
         return self.hbm_gb_s * self.hbm_efficiency
 
 
+_NAMES = tuple(constant.name for constant in fields(GpuProfile))
 # Constants that require separate measurements of each kernel; 0 in profiles without them.
-BY_KERNEL = (
-    "bounds_ns_per_filled",
-    "lookup_lane_power",
-    "gradient_lane_power",
-    "row_lane_power",
-    "gradient_wide_power",
-    "row_state_share",
-    "weight_state_share",
-    "rounding_share",
-    "full_warp_ns_per_lookup",
-    "full_warp_ns_per_request",
-    "full_warp_ns_per_row",
-    "lookup_ns_per_spilled",
-    "index_ns_per_spilled",
-    "gradient_ns_per_spilled",
-    "index_bag_ns",
-    "sort_pass_us",
-    "hot_row_ns",
-    "bwd_gap_us",
-)
-# Physically possible values; a constant at its bound shows that the model lacks a term.
-_FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
-BOUNDS: Mapping[str, tuple[float, float]] = {
+BY_KERNEL = _NAMES[_NAMES.index("bounds_ns_per_filled") : _NAMES.index("bwd_gap_us") + 1]
+# Physically possible values, by a part of the name; a constant at its bound shows that the model lacks a term.
+_BOUNDS_OF_UNIT = {
     "hbm_efficiency": (0.05, 1.0),
     "l2_gb_s": (10.0, 100_000.0),
-    "fwd_overhead_us": _FLOOR_US,
-    "bwd_overhead_us": _FLOOR_US,
-    "fwd_host_us": _FLOOR_US,
-    "bwd_host_us": _FLOOR_US,
-    "short_call_us": _FLOOR_US,
-    "medium_call_us": _FLOOR_US,
-    "bounds_floor_us": _FLOOR_US,
-    "bounds_ns_per_bag": _NS,
-    "bounds_ns_per_lookup": _NS,
-    "lookup_floor_us": _FLOOR_US,
-    "lookup_ns_per_bag": _NS,
-    "lookup_ns_per_request": _NS,
-    "bag_hit_ns": (1e-3, 1e5),
-    "bag_miss_ns": (1e-3, 1e5),
-    "index_floor_us": _FLOOR_US,
-    "index_ns_per_bag": _NS,
-    "index_ns_per_lookup": _NS,
-    "index_ns_per_row": _NS,
-    "sort_floor_us": _FLOOR_US,
-    "sort_pairs_per_ns": (1e-3, 1000.0),
-    "gradient_floor_us": _FLOOR_US,
-    "gradient_ns_per_request": _NS,
-    "gradient_ns_per_row": _NS,
-    "hot_lookup_ns": (1e-3, 1e5),
-    "bounds_ns_per_filled": _NS,
-    "lookup_lane_power": (0.1, 1.5),
-    "gradient_lane_power": (0.1, 1.5),
-    "row_lane_power": (0.1, 1.5),
-    "gradient_wide_power": (0.01, 1.5),
-    "row_state_share": (1e-3, 10.0),
-    "weight_state_share": (1e-3, 10.0),
-    "rounding_share": (1e-3, 10.0),
-    **dict.fromkeys((f"full_warp_ns_per_{what}" for what in ("lookup", "request", "row")), _NS),
-    **dict.fromkeys((f"{kernel}_ns_per_spilled" for kernel in ("lookup", "index", "gradient")), _NS),
-    "index_bag_ns": (1e-3, 1e5),
-    "sort_pass_us": _FLOOR_US,
-    "hot_row_ns": (1e-3, 1e5),
-    "bwd_gap_us": _FLOOR_US,
+    "pairs_per_ns": (1e-3, 1000.0),
+    "ns_per_": (1e-4, 100.0),
+    "_ns": (1e-3, 1e5),
+    "_us": (1e-3, 5000.0),
+    "_lane_power": (0.1, 1.5),
+    "_wide_power": (0.01, 1.5),
+    "_share": (1e-3, 10.0),
+}
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    name: next(bounds for unit, bounds in _BOUNDS_OF_UNIT.items() if unit in name)
+    for name in _NAMES[_NAMES.index("hbm_efficiency") : _NAMES.index("bwd_gap_us") + 1]
 }
 # Constants that no data sheet has: ``evenshard calibrate-device`` fits them to measured times.
 FREE_CONSTANTS = tuple(name for name in BOUNDS if name not in BY_KERNEL)
@@ -251,7 +200,7 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
         BadFile: if the file is missing or not YAML, or a constant is missing, unknown, impossible or without a source.
     """
     content = _load(path)
-    constants = [field.name for field in fields(kind) if field.type == "float" and field.name in content]  # type: ignore[arg-type]
+    constants = [entry.name for entry in fields(kind) if entry.type == "float" and entry.name in content]  # type: ignore[arg-type]
     for name in constants:
         entry = content[name]
         if not isinstance(entry, dict) or not entry.get("source"):

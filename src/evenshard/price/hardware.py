@@ -17,19 +17,11 @@ from evenshard.base.messages import brief, did_you_mean
 Times = Literal["measured", "simulated"]
 # Profiles of GPUs whose driver name does not include the memory size.
 SHORT_NAMES = {"a100": "a100_80gb"}
+_NAMED_LIKE_GPU = ("gb300", "b300", "l40s", "rtx_pro_6000", "mi300x", "mi350x", "b200", "h200", "h100", "v100")
 _PROFILE_OF_GPU = {
-    r"\bGB300\b": "gb300",
-    r"\bB300\b": "b300",
-    r"\bL40S\b": "l40s",
-    r"\bRTX PRO 6000\b": "rtx_pro_6000",
-    r"\bMI300X\b": "mi300x",
-    r"\bMI350X\b": "mi350x",
-    r"\bB200\b": "b200",
-    r"\bH200\b": "h200",
-    r"\bH100\b": "h100",
+    **{rf"\b{profile.upper().replace('_', ' ')}\b": profile for profile in _NAMED_LIKE_GPU},
     r"\bA100\b.*\b40GB\b|\bA100-PG509\b": "a100_40gb",
     r"\bA100\b": "a100_80gb",
-    r"\bV100\b": "v100",
     r"\b2080 Ti\b": "rtx_2080_ti",
 }
 # Profiles of simulated devices, and of fitted links.

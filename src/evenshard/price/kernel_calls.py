@@ -166,12 +166,10 @@ class DevicePrice(Protocol):
     @property
     def num_maxima(self) -> int:
         """Return how many columns, the last ones, are maxima over the tables of a call instead of sums."""
-        ...
 
     @property
     def is_by_call(self) -> bool:
         """Return True if kernel calls are priced separately; False if all calls of a device are priced together."""
-        ...
 
     @property
     def lane_limits(self) -> tuple[int, ...]:
@@ -189,11 +187,9 @@ class DevicePrice(Protocol):
         Args:
             dims_P: dims that replace the tables' own, so that parts of a table can share a ``Lookup``.
         """
-        ...
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
         """Return the times of calls from the sums of their columns, [Q, N]; 0 without lookups."""
-        ...
 
     def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
         """Return the forward and backward time of devices, [2, N]; a device without a call takes no time.
@@ -202,11 +198,9 @@ class DevicePrice(Protocol):
             times_QGN: results of ``call_ms``.
             calls_N: kernel calls of each device.
         """
-        ...
 
     def held_parts_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """Return forward and backward times of devices that hold these parts, by ensemble member, [D, M, 2]."""
-        ...
 
     def interval(self, members_M: FloatArray) -> float:
         """Return the half-width of the 90 % interval of log step time for the model alone; 0 for a device model.
@@ -214,7 +208,6 @@ class DevicePrice(Protocol):
         Args:
             members_M: time of the slowest device for each member.
         """
-        ...
 
 
 def alone_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:

@@ -60,12 +60,8 @@ def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], e
         evidence: the rule's error on other links.
     """
     alike = [name for name in others if NVLINK_GB_S[name] == line_gb_s] or list(others)
-    by_rate: dict[float, list[Link]] = {}
-    for name in alike:
-        by_rate.setdefault(NVLINK_GB_S[name], []).append(others[name])
-    weights = [1 / len(of_rate) for of_rate in by_rate.values() for _ in of_rate]
-    factors = [line_gb_s / rate for rate, of_rate in by_rate.items() for _ in of_rate]
-    links = [one for of_rate in by_rate.values() for one in of_rate]
+    rates, links = [NVLINK_GB_S[name] for name in alike], [others[name] for name in alike]
+    weights, factors = [1 / rates.count(rate) for rate in rates], [line_gb_s / rate for rate in rates]
     kinds = dict.fromkeys((one.collective, one.num_devices) for one in links[0].curves)
     curves = []
     for collective, num_devices in kinds:
@@ -225,11 +221,7 @@ LINKS: Mapping[str, Link] = _Links(
             spans=4,
             evidence=(Evidence("all-to-alls of 4 x V100, 32 KB to 2 GB", _PARAM, 8, 7, 1.9, 4.1),),
         ),
-        "nvlink_a100": partial(_of_profile, "nvlink_a100"),
-        "nvlink_h100": partial(_of_profile, "nvlink_h100"),
-        "nvlink_h200": partial(_of_profile, "nvlink_h200"),
-        "nvlink_b200": partial(_of_profile, "nvlink_b200"),
-        "nvlink_gb200": partial(_of_profile, "nvlink_gb200"),
+        **{name: partial(_of_profile, name) for name in NVLINK_GB_S},
         "nvlink_b300": partial(_nvlink, 900.0, GPUS_OF_A_NODE),
         "nvlink_gb300": partial(_nvlink, 900.0, 72),
         # Seven links per GPU, by the rule for NVLink, which no measurement confirms.

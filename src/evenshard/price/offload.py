@@ -140,12 +140,6 @@ class _Rows:
     unique_bytes_PK: FloatArray
     counts_PK: FloatArray
 
-    def sent_bytes(self, under_way_bytes: float) -> FloatArray:
-        """Return the bytes transferred from the host, counting overlapping lookups of a row once."""
-        read_bytes_PK = self.unique_bytes_PK * self.counts_PK
-        under_way_P = np.full(len(self.lookups), under_way_bytes)
-        return missed_bytes(self.unique_bytes_PK, read_bytes_PK, self.counts_PK, under_way_P)
-
 
 @lru_cache(maxsize=10_000)  # a part is priced with several cache sizes
 def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
@@ -174,8 +168,10 @@ _Passes = tuple[FloatArray, FloatArray]
 
 
 def _managed_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
-    read_ns = rows.sent_bytes(link.under_way_bytes) / link.read_gb_s
-    return read_ns, (rows.weight_bytes + rows.state_bytes) / link.update_gb_s
+    # Overlapping lookups of a row share a transfer.
+    read_bytes_PK, under_way_P = rows.unique_bytes_PK * rows.counts_PK, np.full(len(rows.lookups), link.under_way_bytes)
+    sent_bytes_P = missed_bytes(rows.unique_bytes_PK, read_bytes_PK, rows.counts_PK, under_way_P)
+    return sent_bytes_P / link.read_gb_s, (rows.weight_bytes + rows.state_bytes) / link.update_gb_s
 
 
 def _cached_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:

@@ -47,46 +47,30 @@ class ShardWork:
     """Work of shards in one training step, [N] each; an empty shard is all zero.
 
     Bytes of rows are whole 32-byte sectors; a request is for up to 128 values of a row or gradient.
-
-    Attributes:
-        num_rows: rows of all tables, which determine the bits to sort.
-        bags: samples times tables.
-        filled_bags: bags with a lookup, if lookups are spread evenly.
-        uniques: distinct rows.
-        row_miss_bytes, grad_miss_bytes: bytes of ``row_bytes`` and of ``grad_bytes`` that the L2 misses.
-        output_bytes: embeddings of bags, or of lookups that are not pooled, FP32.
-        grad_bytes: gradient rows read in the backward pass, one for each lookup.
-        unique_values: values of the distinct rows, for optimizers with states per weight.
-        rounded_rows: distinct rows with weights of fewer than 32 bits, which an update rounds at random.
-        hottest: lookups of the row with the most lookups.
-        longest_bag: largest mean number of lookups per bag over tables.
-        widest: largest dim.
-        cached: 1 if rows are looked up in a cache, see ``work_columns``; else 0.
-        dense: 1 in a dense call, which does not check bounds; else 0.
     """
 
     num_tables: FloatArray
     size_bytes: FloatArray
-    num_rows: FloatArray
+    num_rows: FloatArray  # rows of all tables, which determine the bits to sort
     lookups: FloatArray
-    bags: FloatArray
-    filled_bags: FloatArray
-    uniques: FloatArray
+    bags: FloatArray  # samples times tables
+    filled_bags: FloatArray  # bags with a lookup, if lookups are spread evenly
+    uniques: FloatArray  # distinct rows
     unique_bytes: FloatArray
     row_bytes: FloatArray
     row_requests: FloatArray
-    row_miss_bytes: FloatArray
-    output_bytes: FloatArray
-    grad_bytes: FloatArray
-    grad_miss_bytes: FloatArray
-    unique_values: FloatArray
+    row_miss_bytes: FloatArray  # bytes of ``row_bytes`` that the L2 misses
+    output_bytes: FloatArray  # embeddings of bags, or of lookups that are not pooled, FP32
+    grad_bytes: FloatArray  # gradient rows read in the backward pass, one for each lookup
+    grad_miss_bytes: FloatArray  # bytes of ``grad_bytes`` that the L2 misses
+    unique_values: FloatArray  # values of the distinct rows, for optimizers with states per weight
     unique_requests: FloatArray
-    rounded_rows: FloatArray
-    hottest: FloatArray
-    longest_bag: FloatArray
-    widest: FloatArray
-    cached: FloatArray
-    dense: FloatArray
+    rounded_rows: FloatArray  # distinct rows with weights of fewer than 32 bits, which an update rounds at random
+    hottest: FloatArray  # lookups of the row with the most lookups
+    longest_bag: FloatArray  # largest mean number of lookups per bag over tables
+    widest: FloatArray  # largest dim
+    cached: FloatArray  # 1 if rows are looked up in a cache, see ``work_columns``; else 0
+    dense: FloatArray  # 1 in a dense call, which does not check bounds; else 0
 
     def select(self, mask_or_indices: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> ShardWork:
         """Return a subset of the shards."""
@@ -109,7 +93,7 @@ class WorkCounter:
 
     def __init__(self, profile: GpuProfile, optimizer: str = SGD) -> None:
         self._l2_bytes = profile.l2_bytes
-        self._resident_warps = profile.resident_warps
+        self._resident_warps = profile.num_sms * profile.warps_per_sm
         self._optimizer = optimizer
         self._known: dict[int, dict[Table, FloatArray]] = {}  # by batch size
 

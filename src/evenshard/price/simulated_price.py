@@ -15,29 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.nodes import Nodes
-from evenshard.price.device_model import (
-    LANE_LIMITS,
-    NS_PER_MS,
-    NS_PER_US,
-    US_PER_MS,
-    additive_index_ns,
-    all_lanes_ns,
-    backward_ns,
-    bounds_check_ns,
-    forward_ns,
-    full_warp_ns,
-    gradient_waits,
-    has_lookups,
-    hot_row_ns,
-    lanes_by_widest,
-    longest_bag_ns,
-    lookup_waits,
-    outside_kernels_ms,
-    overlap,
-    pass_ms,
-    sort_passes_ns,
-    spilled_lookups,
-)
+from evenshard.price import device_model
+from evenshard.price.device_model import NS_PER_MS, NS_PER_US, US_PER_MS
 from evenshard.price.gpu_profile import GpuProfile
 from evenshard.price.kernel_calls import EVERY_DEVICE, HeldPart, Lookup, group_by_bags
 from evenshard.price.offload import host_link
@@ -79,7 +58,7 @@ class DeviceModelPrice:
         self._cache_ns_2 = np.array([[profile.cached_fwd_us], [profile.cached_bwd_us]]) * NS_PER_US
         self.overhead_ms_2 = np.array([profile.fwd_overhead_us, profile.bwd_overhead_us]) / US_PER_MS
         self._has_lanes = profile.lookup_lane_power > 0 or profile.gradient_lane_power > 0
-        self.lane_limits = LANE_LIMITS if self._has_lanes else ()
+        self.lane_limits = device_model.LANE_LIMITS if self._has_lanes else ()
 
     def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> FloatArray:
         """Return the columns (additive features) of tables, [P, H]."""
@@ -89,17 +68,17 @@ class DeviceModelPrice:
         found = np.zeros((len(lookups), SHARED.stop + self.num_maxima))
         found[:, TABLES], found[:, BAGS], found[:, LOOKUPS] = work.num_tables, work.bags, work.lookups
         found[:, ROWS], found[:, ROW_BYTES], found[:, ROW_MISSES] = work.num_rows, work.row_bytes, work.row_miss_bytes
-        checked_ns = bounds_check_ns(profile, work) - profile.bounds_floor_us * NS_PER_US
-        found[:, OTHER_NS] = np.stack([checked_ns, additive_index_ns(profile, work)], axis=1)
-        found[:, LOOKUP_WAITS] = np.stack(lookup_waits(profile, work)[:3], axis=1)
+        checked_ns = device_model.bounds_check_ns(profile, work) - profile.bounds_floor_us * NS_PER_US
+        found[:, OTHER_NS] = np.stack([checked_ns, device_model.additive_index_ns(profile, work)], axis=1)
+        found[:, LOOKUP_WAITS] = np.stack(device_model.lookup_waits(profile, work)[:3], axis=1)
         for optimizer in {one.optimizer for one in lookups}:
             own = np.array([one.optimizer == optimizer for one in lookups])
             own_work = work.select(own)
-            found[own, GRADIENT_WAITS] = np.stack(gradient_waits(profile, own_work, optimizer)[:3], axis=1)
-            found[own, ALL_LANES] = all_lanes_ns(profile, own_work, optimizer).T
-            found[own, OTHER_NS.stop - 1] += full_warp_ns(profile, own_work, optimizer)
+            found[own, GRADIENT_WAITS] = np.stack(device_model.gradient_waits(profile, own_work, optimizer)[:3], axis=1)
+            found[own, ALL_LANES] = device_model.all_lanes_ns(profile, own_work, optimizer).T
+            found[own, OTHER_NS.stop - 1] += device_model.full_warp_ns(profile, own_work, optimizer)
         if self._has_lanes:
-            found[:, OWN_LANES] = found[:, ALL_LANES] * lanes_by_widest(profile, work.widest).T
+            found[:, OWN_LANES] = found[:, ALL_LANES] * device_model.lanes_by_widest(profile, work.widest).T
             found[:, OTHER_NS] += _by_pass(found[:, OWN_LANES].T).T
         found[:, SHARED] = WindowGrid.of_tables(work_PC)
         found[:, LONGEST_BAG], found[:, HOTTEST] = work.longest_bag, work.hottest
@@ -114,22 +93,23 @@ class DeviceModelPrice:
         waits_WPN[:3, 0], waits_WPN[:3, 1] = sums_HN[LOOKUP_WAITS], sums_HN[GRADIENT_WAITS]
         waits_WPN[2, 0] += more_N / profile.hbm_bytes_per_ns
         misses_N = sums_HN[ROW_MISSES] + more_N
-        waits_WPN[3, 0] = longest_bag_ns(profile, sums_HN[LONGEST_BAG], sums_HN[ROW_BYTES], misses_N)
+        waits_WPN[3, 0] = device_model.longest_bag_ns(profile, sums_HN[LONGEST_BAG], sums_HN[ROW_BYTES], misses_N)
         waits_WPN[3, 1] = profile.hot_lookup_ns * sums_HN[HOTTEST]
         found = np.empty((3, len(sums_NH)))
         found[:2] = sums_HN[OTHER_NS]
         if self._has_lanes:
-            issued_4N = sums_HN[ALL_LANES] * lanes_by_widest(profile, sums_HN[WIDEST])
+            issued_4N = sums_HN[ALL_LANES] * device_model.lanes_by_widest(profile, sums_HN[WIDEST])
             found[:2] += _by_pass(issued_4N - sums_HN[OWN_LANES])
-        found[:2] += overlap(waits_WPN)
-        found[:2] += self.spilled_ns_2 * spilled_lookups(profile, sums_HN[LOOKUPS])
+        found[:2] += device_model.overlap(waits_WPN)
+        found[:2] += self.spilled_ns_2 * device_model.spilled_lookups(profile, sums_HN[LOOKUPS])
         found[:2] += self.floors_ns + self._cache_ns_2 * sums_HN[IS_CACHED]
-        found[1] += sort_passes_ns(profile, sums_HN[LOOKUPS], sums_HN[ROWS]) + hot_row_ns(profile, sums_HN[HOTTEST])
+        sort_ns = device_model.sort_passes_ns(profile, sums_HN[LOOKUPS], sums_HN[ROWS])
+        found[1] += sort_ns + device_model.hot_row_ns(profile, sums_HN[HOTTEST])
         found[1] += profile.index_bag_ns * sums_HN[LONGEST_BAG]
         found[:2] /= NS_PER_MS
-        found[2] = outside_kernels_ms(profile, sums_HN[LOOKUPS])
+        found[2] = device_model.outside_kernels_ms(profile, sums_HN[LOOKUPS])
         found[0] *= sums_HN[TABLES] > 0.5
-        found[1:] *= has_lookups(sums_HN[LOOKUPS])
+        found[1:] *= device_model.has_lookups(sums_HN[LOOKUPS])
         return found
 
     def _shared_misses(self, sums_HN: FloatArray) -> FloatArray:
@@ -169,17 +149,17 @@ class DeviceModelPrice:
         backward_N = np.zeros(count)
         for optimizer in sorted(set(optimizer_N)):
             own = optimizer_N == optimizer
-            backward_N[own] = backward_ns(profile, work.select(own), str(optimizer))
+            backward_N[own] = device_model.backward_ns(profile, work.select(own), str(optimizer))
         calls_D, backward_calls_D = (
             some_N.reshape(-1, num_devices).sum(axis=0).astype(np.float64)
-            for some_N in (work.num_tables > 0, has_lookups(work.lookups))
+            for some_N in (work.num_tables > 0, device_model.has_lookups(work.lookups))
         )
-        forward_D = forward_ns(profile, work).reshape(-1, num_devices).sum(axis=0)
+        forward_D = device_model.forward_ns(profile, work).reshape(-1, num_devices).sum(axis=0)
         backward_D = backward_N.reshape(-1, num_devices).sum(axis=0)
-        beside_D = outside_kernels_ms(profile, work.lookups).reshape(-1, num_devices).max(axis=0)
-        forward = pass_ms(forward_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
-        backward = pass_ms(backward_D, backward_calls_D, profile.bwd_overhead_us, profile.bwd_host_us) + beside_D
-        return np.stack([forward, backward], axis=1)[:, None]
+        beside_D = device_model.outside_kernels_ms(profile, work.lookups).reshape(-1, num_devices).max(axis=0)
+        forward = device_model.pass_ms(forward_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
+        backward = device_model.pass_ms(backward_D, backward_calls_D, profile.bwd_overhead_us, profile.bwd_host_us)
+        return np.stack([forward, backward + beside_D], axis=1)[:, None]
 
     def interval(self, members_M: FloatArray) -> float:
         """Return 0; the error of a device model is in its profile's evidence."""

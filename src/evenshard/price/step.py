@@ -20,16 +20,8 @@ from evenshard.placement.parts import TablePart, lookup_share, whole_part
 from evenshard.placement.placement import Placement, parts_by_table, row_wise_means
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
-from evenshard.price.collectives import (
-    GRADIENT_BYTES,
-    VOLUMES,
-    ExchangeTimes,
-    Links,
-    Volumes,
-    exchange_times,
-    part_volume,
-    volumes_of,
-)
+from evenshard.price import collectives
+from evenshard.price.collectives import ExchangeTimes, Links, Volumes
 from evenshard.price.kernel_calls import EVERY_DEVICE, DevicePrice, HeldPart, alone_ms, list_held_parts
 from evenshard.price.loads import CellChanges, Indices, Loads, LookupColumns
 from evenshard.price.offload import HostLink, part_offload_ms
@@ -52,7 +44,7 @@ Numbers = TypeVar("Numbers", float, FloatArray)
 def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
     """Return the time to zero dense gradients and apply the dense optimizer, ms."""
     states = STATE_NUMBERS[optimizer][1]
-    return values * (GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS)
+    return values * (collectives.GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS)
 
 
 @dataclass(frozen=True)
@@ -199,7 +191,8 @@ class PartCosts:
         self, by_table: Mapping[str, Sequence[TablePart]], device_NP: Indices, placed: Sequence[Sequence[TablePart]]
     ) -> list[PredictedParts]:
         """Predict N placements that differ only in device assignment, as one batch."""
-        exchanges = exchange_times(self.task, volumes_of(self.task, by_table, device_NP), self.links)
+        volumes = collectives.volumes_of(self.task, by_table, device_NP)
+        exchanges = collectives.exchange_times(self.task, volumes, self.links)
         numbers = iter((device_NP + self.task.num_devices * np.arange(len(placed))[:, None]).ravel().tolist())
         held = [
             one if one.device == EVERY_DEVICE else HeldPart(one.call, next(numbers), one.lookups)
@@ -207,7 +200,7 @@ class PartCosts:
         ]
         compute_NDM2 = self._compute_ms(held, sum_replicas(by_table), len(placed)) + self._offload_D12(by_table)
         return [
-            self._prediction(parts, compute_DM2, exchanges.select(number))
+            self._prediction(parts, compute_DM2, ExchangeTimes(*(times_ND[number] for times_ND in exchanges)))
             for number, (parts, compute_DM2) in enumerate(zip(placed, compute_NDM2, strict=True))
         ]
 
@@ -269,11 +262,10 @@ class PartCosts:
             values = table.num_rows * table.embedding_dim
             return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
         name = sharding_type(of_table, table, self.task.machine)
-        one = part_volume(table, name, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
-        more = float(slopes_V @ one)
-        return (
-            more if part.storage.is_on_device else more + sum(self.offload_K2(part, table)[self.kind_of_D[part.device]])
-        )
+        share = lookup_share(table, part.rows)
+        volume = collectives.part_volume(table, name, part.columns.size, share, self.task.num_devices)
+        kind = self.kinds[self.kind_of_D[part.device]]
+        return float(slopes_V @ volume) + sum(part_offload_ms(self.task, part, table, kind.host))
 
     def offload_K2(self, part: TablePart, table: Table) -> tuple[tuple[float, float], ...]:
         """Return the extra forward and backward time of an offloaded part by kind of device; empty for other parts."""
@@ -298,24 +290,16 @@ class PartCosts:
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return self._slopes_V(np.ones(self.task.num_devices)), sum(self._floors_ms_3(volumes))
+        return self.slopes_V(np.ones(self.task.num_devices)), sum(exchanges_ms_3(self.task, volumes, self.links.floor))
 
-    @property
-    def own_slopes_V(self) -> FloatArray:
-        """Return the communication time per unit of each kind of volume, [V], if one device has all of it."""
-        return self._slopes_V(np.eye(1, self.task.num_devices)[0])
-
-    def _slopes_V(self, held_D: FloatArray) -> FloatArray:
+    def slopes_V(self, held_D: FloatArray) -> FloatArray:
         """Return the first device's communication time per unit of each volume; ``held_D`` has each device's volume."""
         found, counted = [], slice(1 if hides_inputs(self.pipeline) else 0, None)
-        for name in VOLUMES:
+        for name in collectives.VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
             getattr(volumes, name)[:] = held_D
-            found.append(sum(self._floors_ms_3(volumes)[counted]))
+            found.append(sum(exchanges_ms_3(self.task, volumes, self.links.floor)[counted]))
         return np.array(found)
-
-    def _floors_ms_3(self, volumes: Volumes) -> list[float]:
-        return list(exchanges_ms_3(self.task, volumes, self.links.floor))
 
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
         """Return forward and backward compute times by ensemble member, [N, D, M, 2], of N placements at once."""
@@ -332,16 +316,13 @@ class PartCosts:
 
 def exchanges_ms_3(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
     """Return the first device's input dist, forward and backward communication time without latencies, [3]."""
-    found = exchange_times(task, volumes, links)
-    return np.array([float(found.input_dist[0]), float(found.forward[0]), float(found.backward[0])])
+    found = collectives.exchange_times(task, volumes, links)
+    return np.array([times_D[0] for times_D in found])
 
 
 def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:
     forward, backward = compute
-    alike = (
-        np.broadcast_to(one, forward.shape) for one in (exchanges.input_dist, exchanges.forward, exchanges.backward)
-    )
-    inputs, out, back = alike
+    inputs, out, back = (np.broadcast_to(times, forward.shape) for times in exchanges)
     return Phases(inputs, forward, out, back, backward)
 
 

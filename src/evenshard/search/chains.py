@@ -234,9 +234,9 @@ class Chains:
         return found_MD
 
     def _windows(self, sums: _Sums, compute_2ND: FloatArray) -> FloatArray:
-        volumes = Volumes.of(np.maximum(sums.volumes_VND, 0.0), sums.values_N)
-        exchanges = exchange_times(self.task, volumes, self.costs.links)
-        times = [exchanges.input_dist, exchanges.forward, exchanges.backward]
+        volumes = Volumes(*np.maximum(sums.volumes_VND, 0.0))
+        volumes.replicated_values = sums.values_N
+        times = [*exchange_times(self.task, volumes, self.costs.links)]
         if self.task.num_devices > 1:
             latencies_3N = self.space.latencies(sums.users_NC > 0)
             times = [one + latency_N[:, None] for one, latency_N in zip(times, latencies_3N, strict=True)]

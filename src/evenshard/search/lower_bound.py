@@ -143,7 +143,7 @@ class _Bounds:
         np.maximum.at(longest_W, self._option_C, least_P[self._row_C])
         longest_W += self._replicas_W + longest_offload_W + values_W * costs.exchange_slopes[1]
         # A shard alone on its device may be the only communication.
-        self._cuts, own_V = CutBounds(space, self._shared), costs.own_slopes_V
+        self._cuts, own_V = CutBounds(space, self._shared), costs.slopes_V(np.eye(1, space.task.num_devices)[0])
         self._alone_W = longest_W + np.maximum.reduceat(self._volume_AV, table.first_O) @ own_V
         self._alone_W[self._cuts.options] = self._cuts.alone_ms(own_V)
         self._divide_into_classes()
