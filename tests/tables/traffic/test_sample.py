@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from evenshard.tables.reuse import reuse_bins_of_counts
 from evenshard.tables.traffic import tables_from_traffic
-from support.traffic_builders import TRAFFIC, bins, complaint, dlrm, jagged, write_batches, write_column, write_parquet
+from support.traffic_builders import TRAFFIC, bins, complaint, jagged, write_batches, write_column, write_parquet
 
 # Parquet --------------------------------------------------------------------------------------------------------------
 
@@ -74,21 +71,6 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, write: Any) -> None:
 
 
 # .pt files ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["batch.pt.gz", "old.pt"])
-def test_a_dlrm_batch_gives_the_figures_of_its_lookups(tmp_path: Path, name: str) -> None:
-    rng = np.random.default_rng(0)
-    traffic = {f"t{k:03d}": [rng.zipf(1.5, rng.poisson(k)).clip(max=99).tolist() for _ in range(64)] for k in range(5)}
-    plain = tmp_path / "plain.pt"
-    torch.save(dlrm(traffic), plain, _use_new_zipfile_serialization=name != "old.pt")
-    source = tmp_path / name
-    source.write_bytes(gzip.compress(plain.read_bytes()) if name.endswith(".gz") else plain.read_bytes())
-    found = tables_from_traffic(source, 64, embedding_dim=8)
-    for one in found.tables:
-        rows, counts = np.unique([row for sample in traffic[one.name] for row in sample], return_counts=True)
-        expected = (rows.max() + 1, counts.sum() / 64, reuse_bins_of_counts(counts)) if rows.size else (1, 0.0, None)
-        assert (one.num_rows, one.pooling_factor, one.reuse_bins) == expected
 
 
 def test_the_order_of_the_keys_and_other_entries_do_not_matter(tmp_path: Path) -> None:
