@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from evenshard.cli import main
 from evenshard.cli.arguments import OneLineParser, add_flag, at_least, flag_values, join_rules
 from evenshard.planner.file import load_answer
 from evenshard.planner.rules import Rules
+from support.learned import LEARNED
 
 POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
 BENCHMARK = ["benchmark", *POOL, "--out", "c"]
@@ -153,3 +155,14 @@ def test_rules_of_flags_add_to_those_of_files() -> None:
     found = join_rules(values, Rules.of(pinned={"c": 2}), Rules.of(apart=[["a", "b"]]))
     assert found["other"] == 3 and found["pinned"] == Rules.of(pinned={"a": 0, "b": 1, "c": 2}).pinned
     assert found["apart"] == Rules.of(apart=[["a", "b"]]).apart
+
+
+def test_drift_reads_columns_of_others(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("theirs.csv").write_text("feature,cardinality,dim,pooling,owner\na,200000,16,3,x\nb,9000,8,1,x\n")
+    command = ["drift", "--tables", "theirs.csv", "--against", str(LEARNED), "--json"]
+    assert main(command) == 2
+    assert "column 'name' is missing" in capsys.readouterr().err
+    assert main([*command, "--columns", "feature=name", "--columns", "cardinality=rows"]) in (0, 3)
+    printed = capsys.readouterr()
+    assert printed.err == "evenshard drift: theirs.csv: 1 column is not used: 'owner'.\n"
+    assert json.loads(printed.out)["model"]["source"] == str(LEARNED)

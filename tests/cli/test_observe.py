@@ -27,15 +27,15 @@ from support.trace_builders import TraceBuilder, step
 from support.traced_training import LOCAL_BATCH, LOOKUPS, PLAN, TABLES, WORLD_SIZE, record
 
 DEVICE = "simulated:h200"
+OURS = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
 
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a placement, its plan, its tables, and the traces of a training with them."""
     folder = tmp_path_factory.mktemp("training")
-    tables = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
-    save_tables(tables, folder / "tables.json")
-    answer = answer_of(tables)
+    save_tables(OURS, folder / "tables.json")
+    answer = answer_of(OURS)
     save_answer(answer, folder / "placement.json")
     save_plan(answer, folder / PLAN, compute_device="cpu")
     record(folder)
@@ -89,7 +89,7 @@ def test_the_placement_s_prediction_stands_beside_what_happened(
     training: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compared = observed(capsys, *traces(training), "--placement", str(training / "placement.json"))["comparison"]
-    answer = answer_of([Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()])
+    answer = answer_of(OURS)
     assert compared["predicted_ms"] == pytest.approx(answer.predicted_ms)
     assert [one["predicted_fwd_compute_ms"] for one in compared["devices"]] == pytest.approx(
         [one.predicted_fwd_compute_ms for one in answer.devices]
@@ -124,9 +124,8 @@ def test_every_sharding_type_is_compared_with_the_prediction_of_the_same_tables(
 ) -> None:
     """Rows are reduced and scattered, columns are exchanged all to all; replicas are on neither side."""
     types = {"id": ["row_wise"], "clicks": ["data_parallel"], "wide": ["column_wise"]}
-    tables = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
     batch_size = WORLD_SIZE * LOCAL_BATCH
-    answer = place(tables, WORLD_SIZE, 1.0, model=DEVICE, batch_size=batch_size, table_types=types)
+    answer = place(OURS, WORLD_SIZE, 1.0, model=DEVICE, batch_size=batch_size, table_types=types)
     save_answer(answer, tmp_path / "placement.json")
     save_plan(answer, tmp_path / PLAN, compute_device="cpu")
     record(tmp_path)
@@ -136,7 +135,7 @@ def test_every_sharding_type_is_compared_with_the_prediction_of_the_same_tables(
         assert (one["num_tables"], one["sum_of_dims"]) == (2, 8 + 12)
         assert (of_rank.count("forward"), of_rank.count("backward")) == (6, 6)  # of rows and of columns, in three steps
         assert one["all_waiting_ms"] <= one["step_ms"]
-    without = [table for table in tables if table.name != "clicks"]
+    without = [table for table in OURS if table.name != "clicks"]
     del types["clicks"]
     expected = place(without, WORLD_SIZE, 1.0, model=DEVICE, batch_size=batch_size, table_types=types)
     compared = found["comparison"]
@@ -155,15 +154,14 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     of_tables = ["--placement", str(training / "tables.json")]
     assert "Name a model with --model" in refused(capsys, *both, *of_tables)
     assert "it does not show which rank holds" in refused(capsys, *both, *of_tables, "--model", DEVICE, *costs)
-    tables = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
-    save_answer(answer_of(tables, batch_size=64), tmp_path / "batch.json")
+    save_answer(answer_of(OURS, batch_size=64), tmp_path / "batch.json")
     assert "--batch-size 32" in refused(capsys, *both, "--placement", str(tmp_path / "batch.json"))
-    save_answer(place(tables, 4, 1.0, model=DEVICE, batch_size=32), tmp_path / "four.json")
+    save_answer(place(OURS, 4, 1.0, model=DEVICE, batch_size=32), tmp_path / "four.json")
     assert "but the training run has 2 ranks" in refused(capsys, *both, "--placement", str(tmp_path / "four.json"))
-    save_answer(place(tables, 2, 1.0, model=DEVICE, batch_size=32, sharding_types=["row_wise"]), tmp_path / "rows.json")
+    save_answer(place(OURS, 2, 1.0, model=DEVICE, batch_size=32, sharding_types=["row_wise"]), tmp_path / "rows.json")
     rows = ["--placement", str(tmp_path / "rows.json")]
     assert "costs support whole and column-wise tables" in refused(capsys, *both, *rows, *costs)
-    wider = [replace(table, embedding_dim=32) if table.name == "wide" else table for table in tables]
+    wider = [replace(table, embedding_dim=32) if table.name == "wide" else table for table in OURS]
     save_answer(answer_of(wider), tmp_path / "wider.json")
     assert "sum of dims on rank 1 is 24" in refused(capsys, *both, "--placement", str(tmp_path / "wider.json"), *costs)
     compared = observed(capsys, *both, "--placement", str(tmp_path / "wider.json"))["comparison"]

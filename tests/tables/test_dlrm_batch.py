@@ -86,14 +86,6 @@ def test_tables_by_hand(tmp_path: Path) -> None:
         generated(tmp_path / "b.pt", (16, 0))
 
 
-def test_names_are_those_of_the_file(tmp_path: Path) -> None:
-    torch.save({"keys": ["ads", "user"], "values": torch.tensor([3, 4, 4]), "lengths": torch.tensor([1, 0, 2, 0])},
-               tmp_path / "b.pt")  # fmt: skip
-    batch = read_dlrm_batch(tmp_path / "b.pt")
-    assert (batch.names, batch.lengths.tolist()) == (("ads", "user"), [[1, 0], [2, 0]])
-    assert batch.table_starts(tmp_path / "b.pt") == [0, 1, 3]
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -118,6 +110,8 @@ def test_names_are_those_of_the_file(tmp_path: Path) -> None:
         (KEYED | {"keys": ["a", "b", "c"]}, "lengths of shape [8] cannot be split evenly over 3 tables"),
         (KEYED | {"lengths": KEYED["lengths"].reshape(4, 2)}, "lengths of shape [4, 2] cannot be split evenly"),
         (KEYED | {"values": KEYED["values"][:-1]}, "lengths add up to 10, but there are 9 row numbers"),
+        (KEYED | {"values": [1, 2]}, "values is a list, not a tensor"),
+        (KEYED | {"values": KEYED["values"] - 1}, "table 'user': index -1 is negative"),
         (KEYED | {"lengths": torch.tensor([2, 1, 0, 3, 1, -1, 3, 1])}, "'user': a sample has a negative number"),
     ],
 )

@@ -143,7 +143,7 @@ def test_traffic_of_a_public_set(tmp_path: Path) -> None:
 def test_traffic_alone(tmp_path: Path, kind: str) -> None:
     source = tmp_path / kind
     if kind == "parquet":
-        write_parquet(source, TRAFFIC, 1)
+        write_parquet(source, TRAFFIC, 0, 1, 1, 3)  # the first and the third file are empty
     elif kind == "keyed":
         write_batches(source, TRAFFIC, 3)
     else:
@@ -172,16 +172,6 @@ def test_traffic_alone_needs_the_dims(tmp_path: Path) -> None:
 # A table file and traffic ---------------------------------------------------------------------------------------------
 
 
-def test_traffic_tells_what_the_file_does_not(tmp_path: Path) -> None:
-    (traffic,) = write_parquet(tmp_path / "traffic", TRAFFIC).iterdir()  # a file, not its folder
-    found = tables_from(write_records(tmp_path, USER, ADS), 2, traffic=traffic)
-    assert found.tables == (
-        Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS, miss_ratios=USER_MISSES),
-        Table("ads", 8, 16, 1.5, bins(4 / 5, 1 / 5), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES),
-    )
-    assert found.assumptions == (assume_weight_bits("ads", 32),)
-
-
 def test_traffic_wins_over_the_file(tmp_path: Path) -> None:
     traffic = write_parquet(tmp_path / "traffic", TRAFFIC)
     path = write_records(tmp_path, {**USER, "pooling_factor": 99, "reuse_bins": bins(0, 0, 1)})
@@ -192,36 +182,30 @@ def test_traffic_wins_over_the_file(tmp_path: Path) -> None:
     )
 
 
-def test_a_table_without_traffic_keeps_what_the_file_gives_or_takes_the_default(tmp_path: Path) -> None:
-    traffic = write_parquet(tmp_path / "traffic", TRAFFIC)
+def test_traffic_tells_what_the_file_does_not_and_the_file_or_the_default_the_rest(tmp_path: Path) -> None:
+    (traffic,) = write_parquet(tmp_path / "traffic", {**TRAFFIC, "never": [[]] * 4}).iterdir()  # a file, not its folder
     whole = {**ITEM, "name": "whole", "pooling_factor": 3, "reuse_bins": bins(0, 1)}
     half = {**ITEM, "name": "half", "pooling_factor": 4}
-    found = tables_from(write_records(tmp_path, ITEM, USER, whole, half), 2, traffic=traffic)
+    records = write_records(tmp_path, ITEM, USER, ADS, whole, half, {**ITEM, "name": "never"})
+    found = tables_from(records, 2, traffic=traffic)
     assert found.tables == (
         Table("item", 5, 4, 1.0, None, 16),
         Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS, miss_ratios=USER_MISSES),
+        Table("ads", 8, 16, 1.5, bins(4 / 5, 1 / 5), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES),
         Table("whole", 5, 4, 3.0, bins(0, 1), 16),
         Table("half", 5, 4, 4.0, None, 16),
+        Table("never", 5, 4, 0.0, None, 16),
     )
     assert found.assumptions == (
         Assumption("item", "pooling_factor", DEFAULT),
         assume_reuse_bins("item"),
+        assume_weight_bits("ads", 32),
         Assumption("whole", "pooling_factor", AS_GIVEN),
         Assumption("whole", "reuse_bins", AS_GIVEN),
         Assumption("half", "pooling_factor", AS_GIVEN),
         assume_reuse_bins("half"),
+        Assumption("never", "reuse_bins", "none, since no row was looked up"),
     )
-
-
-def test_fewer_samples_than_a_batch_and_a_table_that_is_never_read(tmp_path: Path) -> None:
-    traffic = write_parquet(tmp_path / "traffic", {**TRAFFIC, "item": [[]] * 4})
-    found = tables_from(write_records(tmp_path, ADS, ITEM), 64, traffic=traffic)
-    assert found.tables[1] == Table("item", 5, 4, 0.0, None, 16)
-    assert [(one.table, one.column, one.text[:18]) for one in found.assumptions] == [
-        ("ads", "reuse_bins", "counted over 4 sam"),
-        ("ads", "weight_bits", "32, the default"),
-        ("item", "reuse_bins", "none, since no row"),
-    ]
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -256,14 +240,6 @@ def test_a_parquet_file_of_traffic_is_no_table_file(tmp_path: Path) -> None:
     message = refused(path)
     assert "has none of a table file's columns (name, num_rows," in message
     assert "move it to a folder of its own, or give it as traffic of a table file" in message
-
-
-def test_traffic_that_does_not_fit_the_tables_is_refused(tmp_path: Path) -> None:
-    traffic = write_parquet(tmp_path / "traffic", TRAFFIC)
-    with pytest.raises(BadFile, match="index 7 is beyond the table's 5 rows"):
-        tables_from(write_records(tmp_path, {**ADS, "num_rows": 5}), 2, traffic=traffic)
-    with pytest.raises(BadFile, match="has tables 'ads', 'user', but none of the given tables"):
-        tables_from(write_records(tmp_path, ITEM), 2, traffic=traffic)
 
 
 # Data frames and lists of dicts ---------------------------------------------------------------------------------------

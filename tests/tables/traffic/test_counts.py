@@ -8,15 +8,19 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.tables.table import LOAD_FACTORS
 from evenshard.tables.traffic import counts, tables_from_traffic
+from evenshard.tables.traffic import tables as tables_module
 from evenshard.tables.traffic.counts import (
     MAX_REMEMBERED,
     MIN_REMEMBERED,
@@ -193,3 +197,25 @@ def test_a_hot_table_is_kept_as_counts() -> None:
 def test_many_tables_share_the_place() -> None:
     found = [rows_to_remember(count) for count in (1, 64, 400, 10**6)]
     assert found == [MAX_REMEMBERED, MAX_REMEMBERED, REMEMBERED_ROWS // 400, MIN_REMEMBERED]
+
+
+@pytest.mark.slow
+def test_reading_is_bounded_whatever_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(0).integers(0, 10**6, 4 << 19)  # 16 MiB of each table, in one row group
+    column = pa.ListArray.from_arrays(np.arange(0, len(rows) + 1, 4, dtype=np.int32), pa.array(rows))
+    pq.write_table(pa.table({"a": column, "b": column}), tmp_path / "a.parquet", row_group_size=1 << 19)
+    for name in ("GROUP_LOOKUPS", "BLOCK_LOOKUPS"):
+        monkeypatch.setattr(tables_module, name, 1 << 14)
+    arrow = []
+    add = counts.WindowedCounts.add
+
+    def watched(self: Any, *args: Any) -> None:
+        arrow.append(pa.total_allocated_bytes())
+        add(self, *args)
+
+    monkeypatch.setattr(counts.WindowedCounts, "add", watched)
+    before = pa.total_allocated_bytes()
+    found = tables_from_traffic(tmp_path / "a.parquet", 4096, embedding_dim=8)
+    assert [one.pooling_factor for one in found.tables] == [4, 4]
+    assert found.tables[0].reuse_bins == found.tables[1].reuse_bins
+    assert len(arrow) > 300 and max(arrow) - before < 4 << 20

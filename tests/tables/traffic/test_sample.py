@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from evenshard.tables.reuse import reuse_bins_of_counts
 from evenshard.tables.traffic import tables_from_traffic
-from support.traffic_builders import TRAFFIC, bins, complaint, dlrm, jagged, write_batches, write_column, write_parquet
+from support.traffic_builders import TRAFFIC, bins, complaint, jagged, write_batches, write_column, write_parquet
 
 # Parquet --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "column",
+    ("column", "expected"),
     [
-        pa.array([3, 3, None, 1], pa.uint16()),
-        pa.array([[3], [3], None, [1]], pa.list_(pa.int32())),
-        pa.array([[3], [3], [], [1]], pa.large_list(pa.uint64())),
+        (pa.array([3, 3, None, 1], pa.uint16()), (4, 3 / 4, bins(0.5, 0.5))),
+        (pa.array([[3], [3], None, [1]], pa.list_(pa.int32())), (4, 3 / 4, bins(0.5, 0.5))),
+        (pa.array([[3], [3], [], [1]], pa.large_list(pa.uint64())), (4, 3 / 4, bins(0.5, 0.5))),
+        (pa.array([[3, 5], [3, 4]], pa.list_(pa.int64(), 2)), (6, 2.0, bins(2 / 3, 1 / 3))),
     ],
-    ids=lambda column: str(column.type),
 )
-def test_numbers_and_lists_of_any_width_and_nulls_for_no_lookup(tmp_path: Path, column: Any) -> None:
+def test_numbers_and_lists_of_any_width_and_nulls_for_no_lookup(tmp_path: Path, column: Any, expected: Any) -> None:
     (ads,) = tables_from_traffic(write_column(tmp_path / "a.parquet", column), 2, embedding_dim=8).tables
-    assert (ads.num_rows, ads.pooling_factor, ads.reuse_bins) == (4, 3 / 4, bins(0.5, 0.5))
-
-
-def test_lists_of_one_size(tmp_path: Path) -> None:
-    column = pa.array([[3, 5], [3, 4]], pa.list_(pa.int64(), 2))
-    (ads,) = tables_from_traffic(write_column(tmp_path / "a.parquet", column), 2, embedding_dim=8).tables
-    assert (ads.pooling_factor, ads.reuse_bins) == (2.0, bins(2 / 3, 1 / 3))
+    assert (ads.num_rows, ads.pooling_factor, ads.reuse_bins) == expected
 
 
 def test_a_file_of_nothing_but_nulls_has_no_type_and_no_lookups(tmp_path: Path) -> None:
@@ -82,21 +73,6 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, write: Any) -> None:
 # .pt files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["batch.pt.gz", "old.pt"])
-def test_a_dlrm_batch_gives_the_figures_of_its_lookups(tmp_path: Path, name: str) -> None:
-    rng = np.random.default_rng(0)
-    traffic = {f"t{k:03d}": [rng.zipf(1.5, rng.poisson(k)).clip(max=99).tolist() for _ in range(64)] for k in range(5)}
-    plain = tmp_path / "plain.pt"
-    torch.save(dlrm(traffic), plain, _use_new_zipfile_serialization=name != "old.pt")
-    source = tmp_path / name
-    source.write_bytes(gzip.compress(plain.read_bytes()) if name.endswith(".gz") else plain.read_bytes())
-    found = tables_from_traffic(source, 64, embedding_dim=8)
-    for one in found.tables:
-        rows, counts = np.unique([row for sample in traffic[one.name] for row in sample], return_counts=True)
-        expected = (rows.max() + 1, counts.sum() / 64, reuse_bins_of_counts(counts)) if rows.size else (1, 0.0, None)
-        assert (one.num_rows, one.pooling_factor, one.reuse_bins) == expected
-
-
 def test_the_order_of_the_keys_and_other_entries_do_not_matter(tmp_path: Path) -> None:
     torch.save(jagged(TRAFFIC) | {"dense": torch.ones(4)}, tmp_path / "a.pt")
     turned = jagged({name: TRAFFIC[name] for name in ("user", "ads")})
@@ -106,19 +82,10 @@ def test_the_order_of_the_keys_and_other_entries_do_not_matter(tmp_path: Path) -
     assert ads.reuse_bins == bins(4 / 5, 1 / 5)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"values": [1, 2]}, "values is a list, not a tensor"),
-        ({"lengths": torch.tensor([2, 1, 0, 3, 1, -1, 3, 1])}, "'user': a sample has a negative number"),
-        ({"values": jagged(TRAFFIC)["values"] - 1}, "table 'user': index -1 is negative"),
-    ],
-)
-def test_batches_that_contradict_themselves_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    """As ``read_dlrm_batch`` refuses them, in each file."""
+def test_each_batch_is_checked(tmp_path: Path) -> None:
     write_batches(tmp_path, TRAFFIC)
-    torch.save(jagged(TRAFFIC) | change, tmp_path / "a.pt")
-    assert words in complaint(tmp_path)
+    torch.save(jagged(TRAFFIC) | {"lengths": torch.tensor([2, 1, 0, 3, 1, -1, 3, 1])}, tmp_path / "a.pt")
+    assert "a.pt, table 'user': a sample has a negative number" in complaint(tmp_path)
 
 
 # Folders and tables ---------------------------------------------------------------------------------------------------

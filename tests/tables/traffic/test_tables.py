@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,23 +22,6 @@ from support.builders import table
 from support.traffic_builders import TRAFFIC, bins, complaint, write_batches, write_parquet
 
 # Figures by hand ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("write", "cuts"), [(write_parquet, ()), (write_batches, (2,)), (write_parquet, (0, 1, 1, 3))])
-def test_figures_by_hand_wherever_the_files_are_cut(tmp_path: Path, write: Any, cuts: tuple[int, ...]) -> None:
-    found = tables_from_traffic(write(tmp_path, TRAFFIC, *cuts), 2, embedding_dim=8)
-    ads, user = found.tables
-    assert (ads.name, ads.num_rows, ads.embedding_dim, ads.weight_bits) == ("ads", 8, 8, 32)
-    assert ads.pooling_factor == 6 / 4 and ads.reuse_bins == bins(4 / 5, 1 / 5)
-    assert (user.name, user.num_rows, user.pooling_factor) == ("user", 6, 1.0)
-    assert user.reuse_bins == bins(2 / 3, 1 / 3)
-    assert [one.problem() for one in found.tables] == [None, None]
-    assert found.assumptions == (
-        Assumption("ads", "num_rows", "8, the largest index seen + 1"),
-        Assumption("ads", "weight_bits", "32, the default"),
-        Assumption("user", "num_rows", "6, the largest index seen + 1"),
-        Assumption("user", "weight_bits", "32, the default"),
-    )
 
 
 def test_a_window_weighs_as_much_as_it_has_unique_rows(tmp_path: Path) -> None:
