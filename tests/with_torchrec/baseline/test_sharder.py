@@ -273,12 +273,6 @@ def test_what_cannot_be_placed_is_infeasible_with_numbers(capfd: pytest.CaptureF
 # What TorchRec is given ---------------------------------------------------------------------------------------------
 
 
-def test_true_pooling_factors_count() -> None:
-    """Four tables alike but for one that is looked up ten times as often: it stands alone."""
-    tables = [*(table(f"o{number}", pooling=0.1) for number in range(3)), table("busy")]
-    assert (3,) in split_by(TorchRecSharder(sort_by="perf").place(task(tables)))
-
-
 def test_bandwidths_decide_between_a_wide_and_a_busy_table() -> None:
     """Over a slow link the wide table is the costly one and stands alone; with slow memory a busy one does."""
     wide = table("wide", rows=1000, dim=128, pooling=1.0)
