@@ -103,22 +103,18 @@ def visit(fwd: float, bwd: float, fwd_spread: float, bwd_spread: float) -> Place
     return PlacementCost((first, cost(1.0).devices[0]), "measured")
 
 
-def test_visits_are_combined_part_by_part_with_the_median() -> None:
-    visits = [visit(1.0, 30.0, 0.1, 0.1), visit(3.0, 10.0, 0.1, 0.2), visit(2.0, 20.0, 0.1, 50.0)]
+def test_visits_are_combined_part_by_part_with_the_median_and_the_larger_spread() -> None:
+    """The spread between visits, or that within one."""
+    visits = [visit(1.0, 30.0, 0.1, 15.0), visit(3.0, 10.0, 0.1, 16.0), visit(2.0, 20.0, 0.1, 50.0)]
     combined = combine_visits(visits)
     first = combined.devices[0]
     assert (first.fwd_compute_ms, first.bwd_compute_ms) == (2.0, 20.0)
     assert (first.fwd_all_to_all_ms, first.bwd_all_to_all_ms) == (12.0, 30.0)
     assert first.fwd_wait_ms == 0.02
-    assert combined.devices[1] == cost(1.0).devices[0]
-    assert combined.all_to_all == "measured"
-
-
-def test_the_spread_is_that_between_visits_or_within_one_whichever_is_larger() -> None:
-    visits = [visit(1.0, 30.0, 0.1, 15.0), visit(3.0, 10.0, 0.1, 16.0), visit(2.0, 20.0, 0.1, 50.0)]
-    first = combine_visits(visits).devices[0]
     assert first.fwd_compute_spread_ms == pytest.approx(1.0)  # between: 1.5 to 2.5
     assert first.bwd_compute_spread_ms == pytest.approx(16.0)  # between: 10; within: the median of 15, 16, 50
+    assert combined.devices[1] == cost(1.0).devices[0]
+    assert combined.all_to_all == "measured"
 
 
 def test_a_device_that_ran_out_of_memory_once_is_out_of_memory_and_the_others_are_not() -> None:

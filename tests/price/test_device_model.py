@@ -335,9 +335,6 @@ def test_a_call_with_a_cache_has_kernels_of_it_once() -> None:
         assert (forward_ms(gpu, work)[0], backward_ms(gpu, work)[0]) == pytest.approx(expected_ms, abs=1e-6)
 
 
-# One of each size of state, the smallest first.
-
-
 def test_a_pass_takes_its_kernels_or_their_launches() -> None:
     """Two calls: the host launches the second one's kernels while the first one's run."""
     kernels_ns, calls = np.array([9e6, 1e6, 5e6]), np.array([2.0, 2.0, 0.0])

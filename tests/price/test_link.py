@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,42 +21,29 @@ from evenshard.price.link_model import ALL_REDUCE, Link
 from support.truth import truth_file
 
 PLAIN = Link(latency_us=0.0, bandwidth_gb_s=1.0, source="by hand")
-
-
-def test_two_devices_by_hand() -> None:
-    """500,000 samples each. Device 0 sends 3 values of 4 bytes for the other's half and receives 1: 6 MB at 1 GB/s.
-
-    Device 1 sends 1 value and receives 3: the busier direction takes as long.
-    """
-    assert all_to_all_ms(PLAIN, [3, 1], 1_000_000) == pytest.approx((6.0, 6.0))
-
-
-def test_four_devices_by_hand() -> None:
-    """250 samples each, 4 bytes a value: 1000 bytes per unit of dim and peer, 1 us per 1000 bytes.
-
-    Device 0 sends 8 to each of 3 and receives 3; device 1 sends 2 to each, 6, and receives 9; device 3 only receives.
-    """
-    found = all_to_all_ms(PLAIN, [8, 2, 1, 0], 1000)
-    assert found == pytest.approx((24e-3, 9e-3, 10e-3, 11e-3))
-
-
-def test_latency_is_paid_once_per_exchange_in_microseconds() -> None:
-    slow_start = Link(latency_us=500.0, bandwidth_gb_s=1.0, source="by hand")
-    assert all_to_all_ms(slow_start, [3, 1], 1_000_000) == pytest.approx((6.5, 6.5))
-    assert all_to_all_ms(slow_start, [0, 0], 1_000_000) == pytest.approx((0.5, 0.5))
-
-
-def test_one_device_exchanges_nothing_and_waits_for_nobody() -> None:
-    assert all_to_all_ms(Link(500.0, "by hand", bandwidth_gb_s=1.0), [64], 4096).tolist() == [0.0]
-
-
 SHARED = Link(0.0, "by hand", bandwidth_gb_s=1.0, slowest_gb_s=2.0, shared_gb_s=10.0)
+SLOW_START = Link(latency_us=500.0, bandwidth_gb_s=1.0, source="by hand")
+FOUR_MS = (24e-3, 9e-3, 10e-3, 11e-3)
 
 
-def test_own_slowest_and_shared_bytes_by_hand() -> None:
-    """The devices above: 24, 9, 10 and 11 kB of their own at 1 GB/s, 24 kB of the slowest at 2, 33 of all at 10."""
-    own = (24e-3, 9e-3, 10e-3, 11e-3)
-    assert all_to_all_ms(SHARED, [8, 2, 1, 0], 1000) == pytest.approx([ms + 12e-3 + 3.3e-3 for ms in own])
+@pytest.mark.parametrize(
+    ("found", "dims", "batch_size", "expected_ms"),
+    [
+        # 500,000 samples each. Device 0 sends 3 values of 4 bytes for the other's half and receives 1: 6 MB at 1 GB/s.
+        # Device 1 sends 1 value and receives 3: the busier direction takes as long.
+        (PLAIN, [3, 1], 1_000_000, (6.0, 6.0)),
+        # 250 samples each, 4 bytes a value: 1000 bytes per unit of dim and peer, 1 us per 1000 bytes. Device 0 sends 8
+        # to each of 3 and receives 3; device 1 sends 2 to each, 6, and receives 9; device 3 only receives.
+        (PLAIN, [8, 2, 1, 0], 1000, FOUR_MS),
+        # Beside the bytes of their own at 1 GB/s, 24 kB of the slowest at 2, and 33 of all at 10.
+        (SHARED, [8, 2, 1, 0], 1000, [ms + 12e-3 + 3.3e-3 for ms in FOUR_MS]),
+        (SLOW_START, [3, 1], 1_000_000, (6.5, 6.5)),
+        (SLOW_START, [0, 0], 1_000_000, (0.5, 0.5)),  # once per exchange, of no bytes too
+        (SLOW_START, [64], 4096, (0.0,)),  # one device exchanges nothing and waits for nobody
+    ],
+)
+def test_exchanges_by_hand(found: Link, dims: list[int], batch_size: int, expected_ms: Sequence[float]) -> None:
+    assert all_to_all_ms(found, dims, batch_size) == pytest.approx(expected_ms)
 
 
 def test_bus_bandwidth_is_that_of_an_even_exchange() -> None:

@@ -1,7 +1,9 @@
-"""dvc.yaml is the loop that params.yaml describes."""
+"""dvc.yaml is the loop that params.yaml describes; DVC and git bring it to a clone, with metrics and plots."""
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import yaml
 from evenshard.base.outputs import HARDWARE_FILE, MODEL_PARTS
 from evenshard.base.provenance import RESULT
 from evenshard.loop.loop import STAGES
+from support.dataset_builders import dvc, git
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
@@ -92,3 +95,25 @@ def test_presets_are_complete() -> None:
         assert params.keys() <= PARAMS.keys() and unroll(params)
         for stage in STAGES:
             stage.settings(params, {})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no git checkout")
+def test_a_clone_shows_metrics_and_plots_and_pulls_the_loop_of_these_settings(tmp_path: Path) -> None:
+    fresh = tmp_path / "main"
+    git(ROOT, "clone", "--quiet", "--depth", "1", f"file://{ROOT}", str(fresh))
+    (of_file,) = json.loads(dvc(fresh, "metrics", "show", "--json"))[""]["data"].values()
+    assert of_file["data"] == json.loads((fresh / "reports/summary.json").read_text())
+    plots = json.loads(dvc(fresh, "plots", "show", "--json"))
+    content = yaml.safe_load((fresh / "dvc.yaml").read_text())
+    assert set(plots["data"]) == set(paths(content["plots"])) and not plots.get("errors")
+    for path in RESULT:  # no folder of the machine that measured
+        assert not re.search(r"(^|[\s\"'])(/|~|[A-Z]:\\)", (fresh / path).read_text(), flags=re.MULTILINE), path
+    dvc(fresh, "pull")
+    stages = content["stages"]
+    assert yaml.safe_load((fresh / "dvc.lock").read_text())["stages"].keys() == stages.keys()
+    for stage in stages.values():
+        assert all((fresh / path).exists() for path in paths([*stage["outs"], *stage.get("metrics", [])]))
+    # Where settings or commands have changed, make another reference: docs/dvc.md.
+    assert json.loads(dvc(fresh, "status", "--json")) == {"hardware": ["always changed"]}
+    assert git(fresh, "status", "--porcelain") == ""

@@ -1,4 +1,4 @@
-"""Checks of ``make check``: first words of docstrings, and recorded CPU seconds; and the list of mutations."""
+"""Checks of ``make check``: first words of docstrings, and recorded CPU seconds, generated files; and the mutations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tools import mutations, size
+from tools.generate import generated_files
 
 MODULE = '''"""Whether a module is odd."""
 class Part:
@@ -51,3 +52,7 @@ def test_the_record_of_cpu_seconds_covers_every_file(tmp_path: Path, monkeypatch
 def test_every_mutation_can_be_applied() -> None:
     listed = [mutations.Mutation(**one) for one in yaml.safe_load(mutations.MUTATIONS.read_text())]
     assert len(listed) == 40 and not [problem for one in listed if (problem := mutations.find_problem(one))]
+
+
+def test_generated_files_fit_their_sources() -> None:
+    assert not [path for path, text in generated_files() if path.read_text() != text], "run: make generate"

@@ -85,26 +85,27 @@ def test_one_lookup_that_is_given_is_not_assumed() -> None:
     assert assumed_lookups(a={"pooling_factors": [3.0, 5.0]}, b={**types}) == {"b"}
 
 
-def test_a_dense_kernel_is_that_of_replicas() -> None:
-    assert of(compute_kernels=["dense"]).rules.table_types == {"a": ("data_parallel",)}
-    assert of(compute_kernels=["fused", "fused_uvm"]).rules.table_types == {"a": (TABLE_WISE,)}
-    both = {"sharding_types": ["row_wise", "data_parallel"]}
-    assert of(compute_kernels=["fused"], **both).rules.table_types == {"a": ("row_wise",)}
-    assert of(compute_kernels=["fused", "dense"], **both).rules.table_types == {"a": ("row_wise", "data_parallel")}
-    assert of(compute_kernels=["dense"]).rules.table_kernels == {}
+BOTH = ["row_wise", "data_parallel"]
 
 
-def test_kernels_say_where_weights_may_be_kept() -> None:
-    both = {"sharding_types": ["row_wise", "data_parallel"]}
-    kernels = EmbeddingComputeKernel
-    of_both = of(compute_kernels=[kernels.FUSED, "fused_uvm", "ssd_virtual_table"]).rules
-    assert of_both.table_kernels == {"a": ("fused", "fused_uvm")}
-    assert of(compute_kernels=["fused", "dense"], **both).rules.table_kernels == {"a": ("fused",)}
-    assert of(compute_kernels=["key_value"]).rules.table_kernels == {"a": ("key_value",)}
-    outside = of(compute_kernels=["dense", "fused_uvm"], **both).rules
-    assert (outside.table_types, outside.table_kernels) == ({"a": ("row_wise",)}, {"a": ("fused_uvm",)})
-    replicas = of(compute_kernels=["dense", "fused_uvm"], sharding_types=["data_parallel"]).rules
-    assert (replicas.table_types, replicas.table_kernels) == ({"a": ("data_parallel",)}, {})
+@pytest.mark.parametrize(
+    ("kernels", "allowed", "types", "left"),
+    [
+        (["dense"], None, ["data_parallel"], []),
+        (["fused", "fused_uvm"], None, [TABLE_WISE], ["fused", "fused_uvm"]),
+        (["fused"], BOTH, ["row_wise"], ["fused"]),
+        (["fused", "dense"], BOTH, BOTH, ["fused"]),
+        ([EmbeddingComputeKernel.FUSED, "fused_uvm", "ssd_virtual_table"], None, [TABLE_WISE], ["fused", "fused_uvm"]),
+        (["key_value"], None, [TABLE_WISE], ["key_value"]),
+        (["dense", "fused_uvm"], BOTH, ["row_wise"], ["fused_uvm"]),
+        (["dense", "fused_uvm"], ["data_parallel"], ["data_parallel"], []),
+    ],
+)
+def test_kernels_say_where_weights_may_be_kept_and_dense_is_that_of_replicas(
+    kernels: list[Any], allowed: list[str] | None, types: list[str], left: list[str]
+) -> None:
+    rules = of(compute_kernels=kernels, sharding_types=allowed).rules
+    assert rules.table_types == {"a": tuple(types)} and rules.table_kernels == ({"a": tuple(left)} if left else {})
 
 
 def test_kernels_that_the_machine_has_no_memory_for_are_left_aside() -> None:

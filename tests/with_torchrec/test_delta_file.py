@@ -100,31 +100,23 @@ def test_the_documented_command_writes_a_delta(
 # Pieces ---------------------------------------------------------------------------------------------------------------
 
 OLD = [Rectangle(Span(0, 2), Span(0, 4)), Rectangle(Span(0, 2), Span(4, 16))]
+WEIGHTS = torch.arange(2 * 16.0).reshape(2, 16)
+STATES = [torch.tensor([8.0, 0.0]), torch.tensor([4.0, 16.0])]
 
 
-def test_weights_of_new_parts_are_those_of_the_old_ones() -> None:
-    table = torch.arange(2 * 16.0).reshape(2, 16)
-    old = [table[:, :4], table[:, 4:]]
-    new = Rectangle(Span(1, 2), Span(2, 10))
-    target = torch.zeros(1, 8)
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ([WEIGHTS[:, :4], WEIGHTS[:, 4:]], Rectangle(Span(1, 2), Span(2, 10)), WEIGHTS[1:, 2:10]),
+        # Mean squares of 4 and of 12 columns, 8 and 4: those of all 16 are (4 * 8 + 12 * 4) / 16 = 5.
+        (STATES, Rectangle(Span(0, 2), Span(0, 16)), torch.tensor([5.0, 12.0])),
+        (STATES, Rectangle(Span(0, 2), Span(8, 12)), STATES[1]),  # a part of one has its states
+    ],
+)
+def test_a_new_part_has_the_weights_and_the_mean_of_row_states_of_the_old_ones(
+    old: list[torch.Tensor], new: Rectangle, expected: torch.Tensor
+) -> None:
+    target = torch.zeros_like(expected)
     for source, piece in find_overlaps(new, OLD):
         add_overlap(target, new, piece, slice_block(old[source], OLD[source], piece))
-    assert target.equal(table[1:, 2:10])
-
-
-def test_a_part_of_several_has_the_mean_of_their_row_states() -> None:
-    """Mean squares of 4 and of 12 columns, 8 and 4: those of all 16 are (4 * 8 + 12 * 4) / 16 = 5."""
-    old = [torch.tensor([8.0, 0.0]), torch.tensor([4.0, 16.0])]
-    new = Rectangle(Span(0, 2), Span(0, 16))
-    target = torch.zeros(2)
-    for source, piece in find_overlaps(new, OLD):
-        add_overlap(target, new, piece, slice_block(old[source], OLD[source], piece))
-    assert target.tolist() == [5.0, 12.0]
-
-
-def test_parts_of_one_each_have_its_row_states() -> None:
-    target = torch.zeros(2)
-    new = Rectangle(Span(0, 2), Span(8, 12))
-    ((source, piece),) = find_overlaps(new, OLD)
-    add_overlap(target, new, piece, slice_block(torch.tensor([4.0, 16.0]), OLD[1], piece))
-    assert source == 1 and target.tolist() == [4.0, 16.0]
+    assert target.equal(expected)

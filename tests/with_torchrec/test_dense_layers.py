@@ -1,4 +1,4 @@
-"""The dense layers of models, which are those that a request would write by hand."""
+"""The dense layers of models, which are those that a request would write by hand, and their bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 import evenshard
+from evenshard.base.errors import BadConfig
 from evenshard.price.dense import Attention, DenseModel
-from evenshard.torchrec import EvenshardPlanner
+from evenshard.torchrec import EvenshardPlanner, dense_bytes
 from evenshard.torchrec.model.dense_layers import find_dense_layers
 from evenshard.torchrec.model.tables import table_set_of
 
@@ -81,3 +82,39 @@ def test_place_and_the_planner_know_the_step_of_a_model() -> None:
     assert planner.answer is not None and planner.answer.request.dense == answer.request.dense
     assert answer.step is not None and answer.request.dense == find_dense_layers(model, answer.request.tables)
     assert find_dense_layers(bags(), answer.request.tables) is None
+
+
+# Bytes, by hand; benchmarks/memory_cpu_202611.md has them measured ----------------------------------------------------
+
+
+class Model(nn.Module):
+    """60 MB of tables, and 10 x 30 + 30 dense parameters, 5 frozen ones, and a buffer of 7 bytes."""
+
+    def __init__(self, device: torch.device | None = META, data_type: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(name="t", feature_names=["f"], num_embeddings=1_000_000, embedding_dim=16)
+        self.tower = nn.Sequential(nn.Linear(10, 30, device=device, dtype=data_type))
+        self.tables = EmbeddingBagCollection(tables=[config], device=META)
+        self.frozen = nn.Parameter(torch.zeros(5, device=device, dtype=data_type), requires_grad=False)
+        self.register_buffer("mask", torch.zeros(7, dtype=torch.bool, device=device))
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 2), ("momentum", 3), ("adagrad", 3), ("adam", 4)])
+def test_parameters_gradients_and_states(optimizer: str, copies: int) -> None:
+    assert dense_bytes(Model(), optimizer) == 4 * (copies * 330 + 5) + 7
+    assert dense_bytes(Model(torch.device("cpu")), optimizer) == dense_bytes(Model(), optimizer)
+
+
+def test_half_precision_halves_gradients_and_states_too() -> None:
+    assert dense_bytes(Model(data_type=torch.bfloat16)) == 2 * (4 * 330 + 5) + 7
+
+
+def test_a_layer_at_two_paths_counts_once() -> None:
+    model = Model()
+    model.again = model.tower
+    assert dense_bytes(model) == dense_bytes(Model())
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(BadConfig, match=r"optimizer is 'lion'\. Choose from sgd, momentum, adagrad, adam"):
+        dense_bytes(Model(), "lion")

@@ -28,35 +28,30 @@ def placed(tables: Any = None, **named: Any) -> evenshard.PlacementAnswer:
     return evenshard.place(Model(META) if tables is None else tables, TWO, 1.0, model=MODEL, batch_size=1024, **named)
 
 
+def planned(**named: Any) -> evenshard.PlacementAnswer:
+    """The answer of a planner for the same machine."""
+    machine: dict[str, Any] = {"world_size": TWO, "compute_device": "cuda", "memory_cap_gb": 1.0, "host_memory_gb": 0.0}
+    planner = EvenshardPlanner(model=MODEL, **machine, **named)
+    planner.plan(Model(META))
+    assert planner.answer is not None
+    return planner.answer
+
+
 def test_numbers_and_lists_are_the_lookups_of_the_planner() -> None:
     given = {"clicks": 7.5, "item.id": [20.0, 3.0], "wide": [2]}
-    planner = EvenshardPlanner(
-        world_size=TWO, compute_device="cuda", memory_cap_gb=1.0, host_memory_gb=0.0, pooling_factors=given, model=MODEL
-    )
-    planner.plan(Model(META))
-    answer = placed(pooling_factors=given)
-    assert planner.answer is not None and planner.answer.request.tables == answer.request.tables
+    answer, theirs = placed(pooling_factors=given), planned(pooling_factors=given)
+    assert theirs.request.tables == answer.request.tables
     lookups = {one.name: one.feature_lookups for one in answer.request.tables}
     assert (lookups["clicks"], lookups["item.id"], lookups["wide"]) == ((7.5,), (20.0, 3.0), (2.0,))
-    assert answer.predicted_ms == planner.answer.predicted_ms > placed().predicted_ms
+    assert answer.predicted_ms == theirs.predicted_ms > placed().predicted_ms
 
 
 def test_constraints_bound_types_and_count_as_in_the_planner() -> None:
-    planner = EvenshardPlanner(
-        world_size=TWO,
-        compute_device="cuda",
-        memory_cap_gb=1.0,
-        host_memory_gb=0.0,
-        constraints=CONSTRAINTS,
-        model=MODEL,
-    )
-    planner.plan(Model(META))
-    answer = placed(constraints=CONSTRAINTS)
-    assert planner.answer is not None
-    ours, theirs = answer.request, planner.answer.request
+    answer, of_planner = placed(constraints=CONSTRAINTS), planned(constraints=CONSTRAINTS)
+    ours, theirs = answer.request, of_planner.request
     assert (ours.tables, ours.rules.table_types) == (theirs.tables, theirs.rules.table_types)
     assert ours.rules.min_columns == theirs.rules.min_columns
-    assert answer.type_of_table["clicks"] == "row_wise" and answer.predicted_ms == planner.answer.predicted_ms
+    assert answer.type_of_table["clicks"] == "row_wise" and answer.predicted_ms == of_planner.predicted_ms
     assert {one.table for one in answer.assumptions if one.column == "pooling_factor"} == {
         "user.ebc.id",
         "wide",

@@ -46,7 +46,7 @@ def answer(split: bool) -> PlacementAnswer:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_an_answer_is_a_plan(split: bool) -> None:
+def test_an_answer_is_a_plan_that_is_predicted_the_same(split: bool) -> None:
     one, model = answer(split), Model(META)
     plan = sharding_plan(one, model)
     assert shards_of(plan, one.request.tables) == one.parts
@@ -54,6 +54,9 @@ def test_an_answer_is_a_plan(split: bool) -> None:
     assert sharding_plan(one.parts, one.request.tables, model, one.num_devices) == plan
     assert (len(one.parts) > len(one.request.tables)) is split
     assert sharding_plan(one, model, local_world_size=1, compute_device="cpu") != plan
+    found = predicted(plan, one, untrained())
+    assert (found.parts, found.devices, found.predicted_ms) == (one.parts, one.devices, one.predicted_ms)
+    assert (found.low_ms, found.high_ms) == (one.model_low_ms, one.model_high_ms)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -182,16 +185,6 @@ def test_a_file_that_is_no_plan(tmp_path: Path) -> None:
 
 
 # Comparisons ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_our_own_plan_is_predicted_what_its_answer_says(split: bool) -> None:
-    one = answer(split)
-    theirs = predicted(sharding_plan(one, Model(META)), one, untrained())
-    assert theirs.parts == one.parts
-    assert theirs.predicted_ms == one.predicted_ms
-    assert (theirs.low_ms, theirs.high_ms) == (one.model_low_ms, one.model_high_ms)
-    assert theirs.devices == one.devices
 
 
 def test_torchrecs_plan_is_judged_by_the_same_model() -> None:

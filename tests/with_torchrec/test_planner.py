@@ -16,11 +16,11 @@ import evenshard
 from evenshard.base.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.base.units import BYTES_PER_GB
 from evenshard.placement.memory import PIPELINES
-from evenshard.placement.nodes import Nodes
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import part_costs
+from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
 from evenshard.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
 from evenshard.torchrec.baseline.sharder import TorchRecPlanner
@@ -96,32 +96,30 @@ def test_a_dense_model_is_counted_where_nothing_is_said() -> None:
     expected = dense_bytes(Model(META)) + 4 * 4 * (100 * 200 + 200)
     whole: dict[str, Any] = {"model": untrained(), "sharding_types": ["table_wise"]}
     for more, size in (({}, expected), ({"dense_gb": 0.25}, GB // 4)):
-        planner = EvenshardPlanner(world_size=2, compute_device="cuda", **whole, **more)
-        planner.plan(model)
-        assert planner.answer is not None and planner.answer.request.dense_bytes == size
+        assert requested(model, world_size=2, compute_device="cuda", **more).dense_bytes == size
         assert evenshard.place(model, 2, 1, **whole, **more).request.dense_bytes == size
 
 
-def host_memory(**kwargs: Any) -> Nodes:
-    """The machine that a planner asks for."""
-    planner = EvenshardPlanner(model=untrained(), sharding_types=["table_wise"], **kwargs)
-    planner.plan(Model(META))
+def requested(model: nn.Module | None = None, **kwargs: Any) -> PlacementRequest:
+    """The request of a planner, for whole tables where nothing else is said."""
+    planner = EvenshardPlanner(model=untrained(), **{"sharding_types": ["table_wise"], **kwargs})
+    planner.plan(model or Model(META))
     assert planner.answer is not None
-    return planner.answer.request.nodes
+    return planner.answer.request
 
 
 def test_a_topology_tells_memory_of_hosts() -> None:
     """Each node has what its ranks have together; TorchRec assumes 128 GB of a rank."""
     ranks: dict[str, Any] = {"local_world_size": 2, "hbm_cap_bytes": 10**9}
-    machine = host_memory(topology=topology(4, ddr_cap_bytes=3 * GB, **ranks))
+    machine = requested(topology=topology(4, ddr_cap_bytes=3 * GB, **ranks)).nodes
     assert machine.host_bytes == (6 * GB, 6 * GB)
     uneven = topology(4, ddr_cap_bytes=3 * GB, **ranks)
     uneven.devices[3].storage.ddr = GB
-    assert host_memory(topology=uneven).host_bytes == (6 * GB, 4 * GB)
-    own = host_memory(topology=uneven, host_memory_gb=7, host_bandwidth_gb_s=300, ssd_gb=0)
+    assert requested(topology=uneven).nodes.host_bytes == (6 * GB, 4 * GB)
+    own = requested(topology=uneven, host_memory_gb=7, host_bandwidth_gb_s=300, ssd_gb=0).nodes
     assert (own.host_bytes, own.host_gb_s, own.ssd_bytes) == ((7 * GB,) * 2, 300, ())
-    assert host_memory(world_size=2, compute_device="cpu").host_bytes == (), "there it is the devices' own"
-    assert host_memory(world_size=2, compute_device="cuda", host_memory_gb=0).host_bytes == ()
+    assert requested(world_size=2, compute_device="cpu").nodes.host_bytes == (), "there it is the devices' own"
+    assert requested(world_size=2, compute_device="cuda", host_memory_gb=0).nodes.host_bytes == ()
 
 
 def test_rules_and_optimizer_are_part_of_the_task() -> None:
@@ -145,12 +143,8 @@ def test_on_the_cpu_no_rank_is_left_without_rows() -> None:
     """20 rows over 8 ranks are 3 on each of six, and 2; the other tables have enough."""
 
     def types_of_tags(compute_device: str, *types: str) -> tuple[str, ...] | None:
-        planner = EvenshardPlanner(
-            model=untrained(), world_size=8, compute_device=compute_device, memory_cap_gb=1, sharding_types=types
-        )
-        planner.plan(Model(META))
-        assert planner.answer is not None
-        found = dict(planner.answer.request.rules.table_types)
+        asked = requested(world_size=8, compute_device=compute_device, memory_cap_gb=1, sharding_types=types)
+        found = dict(asked.rules.table_types)
         tags = found.pop("tags", None)
         assert not found
         return tags
@@ -255,13 +249,11 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
 def test_nodes_of_a_topology_have_a_link_of_its_bandwidth_between_them() -> None:
     """13.4 GB/s is TorchRec's own value; that within a node is left to the hardware where it is TorchRec's own."""
     kwargs: dict[str, Any] = {"memory_cap_gb": 1, "model": untrained()}
-    planner = EvenshardPlanner(topology=topology(4, local_world_size=2), **kwargs)
-    planner.plan(Model(META))
-    assert planner.answer is not None
-    machine = planner.answer.request.nodes
+    asked = requested(topology=topology(4, local_world_size=2), memory_cap_gb=1, sharding_types=None)
+    machine = asked.nodes
     assert (machine.num_devices, machine.devices_per_node, machine.inter) == (4, 2, "13.4218gb_s")
     assert machine.intra == ""
-    assert planner.answer.request.types == SHARDING_TYPES
+    assert asked.types == SHARDING_TYPES
     nodes: dict[str, Any] = {"world_size": 4, "local_world_size": 2, "compute_device": "cuda"}
     with pytest.raises(PlannerError, match="there are 2 nodes, but no link between them"):
         EvenshardPlanner(**nodes, **kwargs).plan(Model(META))

@@ -186,21 +186,6 @@ def test_a_cache_of_ssds_is_no_larger_than_it_should_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("storage", "way"),
-    [
-        (Storage("fused_uvm_caching", 0.05), "table_wise"),
-        (Storage("fused_uvm"), "row_wise"),
-        (Storage("key_value", 0.3), "column_wise"),
-    ],
-)
-def test_where_weights_are_kept_comes_back_as_it_went(storage: Storage, way: str) -> None:
-    collection = EmbeddingBagCollection(tables=[bag("one", 50)], device=META)
-    tables = tables_of(collection)
-    parts = tuple(replace(part, storage=storage) for part in in_parts(tables[0], way, TWO, 0))
-    assert shards_of(sharding_plan(parts, tables, collection, 2), tables) == parts
-
-
-@pytest.mark.parametrize(
     ("cache", "storage"),
     [
         (None, Storage("fused_uvm_caching", 0.2)),

@@ -23,13 +23,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from evenshard.base.errors import BadConfig
 from evenshard.placement.nodes import Nodes
-from evenshard.placement.parts import Span
 from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, SHARDING_TYPES, TABLE_ROW_WISE, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.torchrec import load_delta, reshard_delta, save_delta, sharding_plan, tables_of
-from evenshard.torchrec.running.reshard import Rectangle, add_overlap
 from support.documented import snippet
 from support.explain_builders import ROOM, answered
 from support.ranks import run_ranks
@@ -254,15 +252,3 @@ def test_a_delta_for_another_job_is_refused(notes: list[dict[str, Any]]) -> None
         assert "the delta is for 2 ranks, but the job has 4. To change them, save a checkpoint" in other_ranks
         assert "is not on the ranks of the old placement. Write the delta from the placement that" in other_plan
         assert "is sharded table_row_wise, which TorchRec does not support there" in impossible
-
-
-def test_a_state_of_rows_is_the_mean_over_columns() -> None:
-    """A shard of 8 columns from one of 2 and one of 6; weights are copied."""
-    rows = Span(0, 3)
-    block, state, weights = Rectangle(rows, Span(0, 8)), torch.zeros(3), torch.zeros(3, 8)
-    for columns, value in ((Span(0, 2), 4.0), (Span(2, 8), 8.0)):
-        overlap = Rectangle(rows, columns)
-        add_overlap(state, block, overlap, torch.full((3,), value))
-        add_overlap(weights, block, overlap, torch.full((3, columns.size), value))
-    assert state.tolist() == [7.0] * 3
-    assert weights[0].tolist() == [4.0] * 2 + [8.0] * 6

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH, HBM_MEM_BW, INTRA_NODE_BANDWIDTH
+from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats
+from torchrec.distributed.types import CacheParams
 
 from evenshard.base.errors import BadConfig, InfeasibleTask
 from evenshard.base.units import BYTES_PER_GB
@@ -22,9 +27,10 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.price.collectives import Links
 from evenshard.price.gpu_profile import gpu_profile
 from evenshard.price.link import LINKS
+from evenshard.tables.locality import distinct_rows, miss_ratio
 from evenshard.tables.sources import load_catalog
-from evenshard.tables.table import Table
-from evenshard.torchrec.baseline.sharder import TorchRecPlanner, TorchRecSharder
+from evenshard.tables.table import LOAD_FACTORS, Table
+from evenshard.torchrec.baseline.sharder import TableStatistics, TorchRecPlanner, TorchRecSharder
 from evenshard.torchrec.baseline.topology import (
     Bandwidths,
     PlannerSetting,
@@ -34,6 +40,7 @@ from evenshard.torchrec.baseline.topology import (
 )
 from support.builders import sized, some_tables, split_by, table, task
 from support.constraint_builders import is_legal, limited, only
+from support.traffic_builders import bins
 
 GB_S = Bandwidths(4800, 450, 50)
 
@@ -273,12 +280,6 @@ def test_what_cannot_be_placed_is_infeasible_with_numbers(capfd: pytest.CaptureF
 # What TorchRec is given ---------------------------------------------------------------------------------------------
 
 
-def test_true_pooling_factors_count() -> None:
-    """Four tables alike but for one that is looked up ten times as often: it stands alone."""
-    tables = [*(table(f"o{number}", pooling=0.1) for number in range(3)), table("busy")]
-    assert (3,) in split_by(TorchRecSharder(sort_by="perf").place(task(tables)))
-
-
 def test_bandwidths_decide_between_a_wide_and_a_busy_table() -> None:
     """Over a slow link the wide table is the costly one and stands alone; with slow memory a busy one does."""
     wide = table("wide", rows=1000, dim=128, pooling=1.0)
@@ -344,3 +345,33 @@ def test_each_devices_cap_and_optimizer_state_are_kept_and_no_other_constraint_i
     assert sorted(SHARDER.place(tight).device_of_table) == [0, 1, 1, 1]
     pinned = limited(task(tables, 2), allowed=(only(0),) * 4)
     assert not is_legal(pinned, SHARDER.place(pinned))
+
+
+# What it asks a table about its misses ------------------------------------------------------------------------------
+
+LINEAR = Table("t", 1000, 16, 2.0, bins(1), miss_ratios=tuple(round(1 - share, 6) for share in LOAD_FACTORS))
+
+
+def test_it_says_what_the_curve_says() -> None:
+    found = TableStatistics(LINEAR, 64)
+    assert found.expected_lookups == distinct_rows(LINEAR, 64) == 128
+    assert found.expected_miss_rate(0.0) == 1 and found.expected_miss_rate(1.0) == 0
+    assert found.expected_miss_rate(0.35) == pytest.approx(0.65) == miss_ratio(LINEAR, 64, 0.35)
+    assert found.cacheability == pytest.approx(0.5)
+    hot = TableStatistics(replace(LINEAR, miss_ratios=(0.0,) * 15), 64)
+    cold = TableStatistics(replace(LINEAR, miss_ratios=(1.0,) * 14 + (0.0,)), 64)
+    assert hot.cacheability < 0.001 and cold.cacheability > 0.89
+
+
+def test_it_says_what_torchrec_makes_of_the_same_curve() -> None:
+    """Lookups at even stack distances: a straight curve."""
+    theirs = EmbeddingOffloadStats(0.5, 128, torch.ones(1000), 1000)
+    ours = TableStatistics(LINEAR, 64)
+    for load_factor in (0.0, 0.01, 0.2, 0.5, 0.9, 1.0):
+        assert ours.expected_miss_rate(load_factor) == pytest.approx(theirs.expected_miss_rate(load_factor), abs=0.002)
+
+
+def test_plans_with_it_are_copied_and_travel() -> None:
+    params = CacheParams(load_factor=0.1, stats=TableStatistics(LINEAR, 64))
+    for one in (copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert one == params and one.stats.expected_miss_rate(0.1) == pytest.approx(0.9)

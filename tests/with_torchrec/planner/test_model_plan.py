@@ -116,23 +116,24 @@ def test_a_single_rank_is_a_node_whatever_its_topology_says() -> None:
     assert one.answer is not None and one.answer.request.nodes.devices_per_node == 1
 
 
-def test_a_dense_model_larger_than_a_rank_is_a_lack_of_storage() -> None:
-    model = Sparse(bags(2, dim=10_000_000))  # tables of which evenshard would say that they are too wide
+TOO_WIDE = 10_000_000  # of which evenshard says so where there is memory
+DENSE = r"the dense model needs 16\.\d MB per device, but only 1\.70 MB of 2\.00 MB are not reserved"
+KEPT = {"storage_reservation": storage_reservations.FixedAbsoluteStorageReservation(512 * MB)}
+
+
+@pytest.mark.parametrize(
+    ("mb", "dim", "given", "message", "error_type"),
+    [
+        (2, TOO_WIDE, {}, DENSE, PlannerErrorType.INSUFFICIENT_STORAGE),
+        (2, 16, KEPT, r"reserves 0\.50 GB of the 2\.00 MB per device", PlannerErrorType.INSUFFICIENT_STORAGE),
+        (100, TOO_WIDE, {}, "table 'table_0': embedding_dim is 10000000", PlannerErrorType.INPUT_VALIDATION),
+    ],
+)
+def test_a_model_that_cannot_be_planned_is_torchrecs_error(
+    mb: int, dim: int, given: dict[str, object], message: str, error_type: PlannerErrorType
+) -> None:
+    model = Sparse(bags(2, dim=dim))
     model.over = nn.Linear(1024, 1024, device=META)
-    message = r"the dense model needs 16\.\d MB per device, but only 1\.70 MB of 2\.00 MB are not reserved"
     with pytest.raises(PlannerError, match=message) as caught:
-        of_two_mb().plan(model)
-    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
-
-
-def test_a_reservation_of_more_than_a_rank_says_what_it_keeps() -> None:
-    reservation = storage_reservations.FixedAbsoluteStorageReservation(512 * MB)
-    with pytest.raises(PlannerError, match=r"reserves 0\.50 GB of the 2\.00 MB per device") as caught:
-        of_two_mb(storage_reservation=reservation).plan(Sparse(bags(2)))
-    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
-
-
-def test_a_model_that_cannot_be_planned_is_torchrecs_error() -> None:
-    with pytest.raises(PlannerError, match="table 'table_0': embedding_dim is 10000000") as caught:
-        EvenshardPlanner(two_gpus(100), model=untrained()).plan(Sparse(bags(1, dim=10_000_000)))
-    assert caught.value.error_type is PlannerErrorType.INPUT_VALIDATION
+        EvenshardPlanner(two_gpus(mb), model=untrained(), **given).plan(model)  # type: ignore[arg-type]
+    assert caught.value.error_type is error_type
