@@ -39,7 +39,7 @@ from evenshard.torchrec.plan.plans import sharding_plan
 
 HARDWARE = f"simulated:{Path(__file__).with_name('cpu_core.yaml')}"
 LOCAL_BATCH, NUM_TABLES, DIM, NUM_DENSE = 2048, 12, 64, 13
-ROUNDS, STEPS = 9, 4  # rounds over all placements, and steps of each in a round, of which the first is not timed
+ROUNDS, STEPS = 15, 4  # rounds over all placements, and steps of each in a round, of which the first is not timed
 TRACED = (2, 1, 5)  # steps to wait, to warm up, and to record
 
 
