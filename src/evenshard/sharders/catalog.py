@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from evenshard.base.errors import BadConfig, BadFile
@@ -21,7 +22,6 @@ from evenshard.base.messages import brief
 from evenshard.base.providers import load_provider
 from evenshard.base.typed import section
 from evenshard.price.hardware import AUTO
-from evenshard.sharders.simple import RandomSharder, expert_sharder, single_cost_sharder
 
 if TYPE_CHECKING:  # torch takes a second to import, and neither the command line nor heuristics need it
     import torch
@@ -202,12 +202,16 @@ class Entry:
 
 
 SHARDERS = (
-    Entry("random", lambda given: RandomSharder(given.seed)),
-    Entry("size_greedy", lambda _: expert_sharder("size_greedy"), "greedy by size"),
-    Entry("dim_greedy", lambda _: expert_sharder("dim_greedy"), "greedy by dim"),
-    Entry("lookup_greedy", lambda _: expert_sharder("lookup_greedy"), "greedy by lookups"),
-    Entry("size_lookup_greedy", lambda _: expert_sharder("size_lookup_greedy"), "greedy by size and lookups"),
-    Entry("single_cost_greedy", lambda given: single_cost_sharder(given.single_cost_ms or {}), needs="single_cost_ms"),
+    Entry("random", lambda given: _simple().RandomSharder(given.seed)),
+    Entry("size_greedy", lambda _: _simple().expert_sharder("size_greedy"), "greedy by size"),
+    Entry("dim_greedy", lambda _: _simple().expert_sharder("dim_greedy"), "greedy by dim"),
+    Entry("lookup_greedy", lambda _: _simple().expert_sharder("lookup_greedy"), "greedy by lookups"),
+    Entry("size_lookup_greedy", lambda _: _simple().expert_sharder("size_lookup_greedy"), "greedy by size and lookups"),
+    Entry(
+        "single_cost_greedy",
+        lambda given: _simple().single_cost_sharder(given.single_cost_ms or {}),
+        needs="single_cost_ms",
+    ),
     Entry(
         "torchrec_planner",
         lambda given: load_provider("torchrec_sharder")(given.hardware, given.link, "storage"),
@@ -252,6 +256,12 @@ def label_of(name: str) -> str:
     """Return the label of a sharder in reports, also if it is no longer in the catalog."""
     known = next((one.label for one in SHARDERS if one.name == name), "")
     return known or name.replace("_", " ")
+
+
+def _simple() -> ModuleType:
+    from evenshard.sharders import simple  # imports NumPy, which the help of commands does not need
+
+    return simple
 
 
 def _evenshard(given: Resources) -> Sharder:
