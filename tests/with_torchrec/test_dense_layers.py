@@ -65,6 +65,16 @@ class Sequence(nn.Module):
         self.positions = nn.Embedding(50, 16, device=META)
 
 
+class InteractionArch(nn.Sequential):
+    """Of another library, with TorchRec's name."""
+
+
+def test_a_class_of_the_same_name_is_no_dot_product() -> None:
+    model = InteractionArch(bags(), nn.Linear(8, 4, device=META))
+    found = find_dense_layers(model, table_set_of(model).tables)
+    assert found == DenseModel(layers=((1.0, 8, 4),)).of_tables(table_set_of(model).tables)
+
+
 def test_attention_sees_each_token_of_the_longest_sequence() -> None:
     tables = table_set_of(Sequence(), {"s": 20.0}).tables
     found = find_dense_layers(Sequence(), tables)

@@ -255,8 +255,8 @@ def _mlp(inputs: int, widths: Sequence[int]) -> Iterator[tuple[int, int]]:
 class StepTime:
     """Predicted time of a whole training step, ms.
 
-    The interval has the 90 % errors of all times. It also ranges from a dense part that hides all communication whose
-    overlap is unknown, to one that hides nothing.
+    The interval has the 90 % errors of all times. Its lower end counts full overlap where overlap is unknown, and its
+    upper end counts none.
     """
 
     embeddings_ms: float  # kernels of tables

@@ -53,7 +53,7 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
 
 
 def stops_texts(found: WhatIfAnswer) -> Iterator[str]:
-    """Yield, for each hardware, the number of devices from which on more stop paying; nothing without whole steps."""
+    """Yield, for each hardware, the number of devices above which more do not pay; nothing without whole steps."""
     for fewer, more in found.stops if found.has_dense else ():
         name = short_name(fewer.hardware)
         if more is None:
@@ -62,8 +62,8 @@ def stops_texts(found: WhatIfAnswer) -> Iterator[str]:
         times = more.num_devices / fewer.num_devices
         gained = more.samples_per_s.value / fewer.samples_per_s.value
         yield (
-            f"{name}: from {fewer.num_devices:,} devices on, more stop paying: {times:.3g} times as many process "
-            f"{gained:.2f} times the samples/s."
+            f"{name}: more than {fewer.num_devices:,} devices do not pay. With {times:.3g} times as many, samples/s "
+            f"grow {gained:.2f} times."
         )
 
 

@@ -315,11 +315,11 @@ class WhatIfAnswer:
 
     @cached_property
     def stops(self) -> tuple[tuple[WhatIfOption, WhatIfOption | None], ...]:
-        """Return, for each hardware, the machine from which on more devices stop paying, and the next larger one.
+        """Return, for each hardware, the largest machine whose devices all pay, and the next larger one.
 
-        They stop paying where the additional devices process less than ``LEAST_PAYING`` of the samples per second that
-        as many devices of the smaller machine process. With several group or memory sizes, the fastest option counts.
-        The next machine is None if all devices pay. Hardware with a single number of devices is left out.
+        Additional devices pay while they process at least ``LEAST_PAYING`` of the samples per second that as many
+        devices of the smaller machine process. With several group or memory sizes, the fastest option counts. The next
+        machine is None if all devices pay. Hardware with a single number of devices is left out.
         """
         found = []
         for hardware in dict.fromkeys(option.hardware for option in self.options):

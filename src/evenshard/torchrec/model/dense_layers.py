@@ -50,7 +50,7 @@ def find_dense_layers(
                 bias.numel() for name, bias in module.named_parameters() if name.startswith("bias")
             )
             passes = 0
-        elif kind == "InteractionArch":  # dot products of TorchRec's DLRM
+        elif kind == "InteractionArch" and isinstance(own.get("F"), int):  # dot products of TorchRec's DLRM
             moved += DOT_PASSES * ((own["F"] + 1) * dim + (own["F"] + 1) ** 2)
         for weight in module.parameters(recurse=False):
             if weight.ndim > 1 and min(weight.shape[-2:]) > 1:
